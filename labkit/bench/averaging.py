@@ -30,7 +30,7 @@ STEPS = 6  # number of steps in a timed block
 TURNS = 8  # number of timed blocks for each kind of step in one repeat
 NEVER = 1_000_000  # averaging period in steps: so long that no timed step averages weights
 FRAGMENTS = 4
-COMPUTE = 1.5  # compute time of the overlapped steps as a multiple of a fragment's transfer time
+COMPUTE = 1.5  # compute time of the steps that hide a transfer, divided by the transfer time
 
 
 def measure(
@@ -44,17 +44,17 @@ def measure(
         network: Network that is emulated for the streamed (overlapped) averaging.
         width: Width of the hidden layer of the model `mlp`; the batch has 64 rows per worker.
 
-    Returns:
-        One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
-        row of a strategy contains the time of a step in which the strategy exchanges nothing. The
-        row of a strategy also contains the time that the strategy adds to a step with only gradient
-        and update. In the row of a strategy, `ratio` is the strategy's step time divided by the
-        time of a step with only gradient and update. `own_ms` is the time per step that is spent
-        neither on the gradient nor on the update. The rows of streamed averaging contain the step
-        times of blocking averaging and of averaging that overlaps with the next `delay` steps. The
-        row of streamed averaging also contains the time to transfer one fragment of the weights. In
-        the row of streamed averaging, `hidden` is the fraction of the averaging time that
-        overlapping hides. If `hidden` is 1, overlapped averaging adds no time to a step.
+    Returns: One row per strategy with the times of its local steps, and rows for streamed
+        (overlapped) averaging. The row of a strategy contains the time of a step in which the
+        strategy exchanges nothing. A step of bare training computes only the gradient and the
+        update. The row also contains the time that the strategy adds to bare training. In the row
+        of a strategy, `ratio` is the strategy's step time divided by the step time of bare training
+        (only gradient and update). `own_ms` is the time per step that is spent neither on the
+        gradient nor on the update. The rows of streamed averaging contain the step times of
+        blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
+        streamed averaging also contains the time to transfer one fragment of the weights. In the
+        row of streamed averaging, `hidden` is the fraction of the averaging time that overlapping
+        hides. If `hidden` is 1, overlapped averaging adds no time to a step.
     """
     experiment = Experiment(
         model="mlp",
@@ -113,7 +113,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return each step's seconds in a block, and its seconds outside gradient and update.
+    """Return the seconds of each step, and its seconds apart from gradient and update.
 
     The first step and the last step of the block are left out, because the last step also averages
     the weights.
@@ -127,7 +127,7 @@ def _stretch(
 
 
 class _Counted(Counted):
-    """A backend wrapper that also records the accumulated compute time at each update."""
+    """A backend wrapper that records, at each update, the total compute time so far."""
 
     def __init__(self, stage: ComputeBackend) -> None:
         super().__init__(stage)
@@ -182,7 +182,7 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Return the slowest rank's median, over all blocks, of the mean seconds per step."""
+    """Return the median of the blocks' mean step times on the slowest rank, in seconds."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest

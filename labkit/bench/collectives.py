@@ -21,7 +21,7 @@ from labkit.simulate import closed_form
 MIB = 2**20
 SIZES = (MIB, 4 * MIB, 16 * MIB)
 LARGEST = 2**34  # maximum size of a buffer in bytes
-MOST = 1024  # maximum number of repeats, and of simulated ranks
+MOST = 1024  # maximum number of repeats; also the maximum number of simulated ranks
 SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 
 
@@ -50,24 +50,26 @@ def measure(
 ) -> list[Row]:
     """Measure float32 allreduces of all algorithms and sizes in turn, and verify the sums.
 
-    The time of an allreduce is the time of its slowest rank, measured from a common start.
-    The algorithm "shared_memory" sums buffers from `Communicator.allocate`, and the other
-    algorithms sum buffers in ordinary memory. The algorithm "mpi" is the in-place Allreduce of the
-    MPI library.
+    An allreduce begins on all ranks at the same time. Its time is the time until the slowest rank
+    has finished. The algorithm "shared_memory" sums buffers that `Communicator.allocate` returns.
+    The other algorithms sum buffers in ordinary memory. The algorithm "mpi" is the in-place
+    Allreduce of the MPI library.
 
     Args:
         workers: Number of ranks.
         network: Network to emulate; None: no emulation.
-        algorithms: Names of algorithms; default: all algorithms that support the network.
+        algorithms: Names of algorithms. By default, all algorithms that support the network are
+            measured.
         sizes: Buffer sizes in bytes.
-        repeats: Number of rounds over all algorithms and sizes; each round gives one median.
+        repeats: Number of repeats. Each repeat times all algorithms and sizes, and gives one median
+            per algorithm and size.
 
-    Returns:
-        One row per algorithm and size: median, minimum and 90th percentile of the repeats' medians
-        (ms), p50 and p99 of all single calls (ms), algbw and busbw (bytes/s, defined as in
-        nccl-tests), and `correct`. With an emulated network, a row also contains the closed-form
-        time, and the relative error of the measured time against this closed-form time. Without an
-        emulated network, a row contains the ratio of the algorithm's time to the time of "mpi".
+    Returns: One row per algorithm and size. A row contains median, minimum and 90th percentile of
+        the repeats' medians, and p50 and p99 of all calls (ms). It also contains algbw and busbw
+        (bytes/s, defined as in nccl-tests), and `correct`. With an emulated network, a row also
+        contains the time by the closed formula, and the relative difference between measured and
+        computed time. Without an emulated network, a row contains the ratio of the algorithm's time
+        to the time of "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
@@ -86,7 +88,7 @@ def refuse_impossible(
     repeats: int,
     simulated: int = 2,
 ) -> None:
-    """Raise InvalidInput for arguments that `measure` rejects, or for too many simulated ranks."""
+    """Raise InvalidInput for invalid arguments of `measure`, or too many simulated ranks."""
     for algorithm in algorithms:
         validate_algorithm(algorithm)
         refuse_unmetered(algorithm, network)
@@ -101,7 +103,7 @@ def refuse_impossible(
 def timed_calls(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
 ) -> list[CollectiveTiming]:
-    """Measure the slowest rank's time for each algorithm, size and call (runs on ranks)."""
+    """Measure the slowest rank's time for each call of each algorithm and size (on ranks)."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
     # Buffers are allocated before the timed calls, so that memory allocation is not timed.
@@ -121,7 +123,7 @@ def timed_calls(
                 case = (algorithm, nbytes)
                 right = verify_sum(communicator, algorithm, buffer)
                 correct[case] = correct.get(case, True) and right
-                # The time of one call determines how many calls fill the time slice.
+                # The time of one call determines how many calls fit into `SLICE` seconds.
                 first = timed(communicator, algorithm, buffer, 1)
                 calls = int(np.clip(SLICE / first[0], 3, 50))
                 cases.setdefault(case, []).append(timed(communicator, algorithm, buffer, calls))

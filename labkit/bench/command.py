@@ -66,7 +66,7 @@ def _summary(module: str) -> str:
     """Return the first docstring line of a module's command without importing the module."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None  # the type checker does not know that a module file has a path
+    assert spec.origin is not None  # for the type checker: a module file always has a path
     (text,) = (
         ast.get_docstring(node)
         for node in ast.parse(Path(spec.origin).read_text()).body
@@ -122,7 +122,7 @@ def names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
 
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
-    """Parse an option with compressors, which are written like the items of a YAML list."""
+    """Parse an option with a list of compressors, written as the items of a YAML list."""
     from labkit.common.canonical_json import NotPlain
     from labkit.compression import parse
     from labkit.records.safe_yaml import read_plain
@@ -131,7 +131,7 @@ def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list
         items = read_plain(f"[{text or ''}]")
     except NotPlain as error:
         raise click.BadParameter(f"{text!r} {error}") from error
-    assert isinstance(items, list)  # the text has brackets, so it is parsed as a list
+    assert isinstance(items, list)  # `read_plain` returns a list, because the text is in brackets
     return [parse(item) for item in items]
 
 
@@ -145,7 +145,7 @@ def show_rows(rows: Sequence[Row], columns: dict[str, str], file: Path | None) -
 
 
 def format_rows(rows: Sequence[Row], columns: dict[str, str]) -> str:
-    """Return rows as a text table; `columns` maps field names to column titles."""
+    """Return rows as a text table; `columns` is a dictionary of field names and their titles."""
     from labkit.jobs.listing import table
 
     cells = [[format_value(name, row.get(name)) for name in columns] for row in rows]

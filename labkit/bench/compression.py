@@ -51,17 +51,17 @@ def measure(
 
     Args:
         compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
-            fields; None: all compressors without required fields.
+            fields. None selects all compressors without required fields.
         elements: Number of elements of the vector. For a compressor that works layer by layer,
             `elements` is the approximate total number of elements of the layers.
         repeats: Number of rounds over all compressors.
 
     Returns:
         One row per compressor and operation ("encode" and "decode", or "reduce"). Each row contains
-        median, minimum and 90th percentile of the repeats' medians (ms), `bytes` of the payload,
-        and `ratio` of raw bytes to payload bytes. `to_copy` is the median ratio of the operation's
-        time to the time of a memory copy. `error` is the relative L2 error of the decoded vector,
-        or None for compressors that vote.
+        median, minimum and 90th percentile of the repeats' medians (ms). `bytes` is the payload
+        size, and `ratio` is the raw size divided by the payload size. `to_copy` is the median ratio
+        of the operation's time to the time of a memory copy. `error` is the relative L2 error of
+        the decoded vector. It is None for compressors that send only votes (signs).
 
     Raises:
         InvalidInput: A compressor is unknown, or elements or repeats is below 1.
@@ -107,14 +107,14 @@ def without_fields() -> list[Compressor]:
 
 def layers(elements: int) -> list[tuple[int, ...]]:
     """Return the weight shapes of an MLP 784-h-h-10 with about `elements` parameters in total."""
-    # h is the positive root of h² + 796 h = elements, where the biases of the last 10 outputs are
-    # neglected.
+    # h is the positive root of h² + 796 h = elements. This equation neglects the biases of the last
+    # 10 outputs.
     h = max(1, round((math.sqrt(796**2 + 4 * elements) - 796) / 2))
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
 
 def named(compressor: Compressor) -> str:
-    """Return a compressor's label in rows: its class name, or its repr with non-default fields."""
+    """Return the class name of a compressor, or its repr if it has non-default fields."""
     ordinary = not compressor.model_dump(exclude_defaults=True)
     return type(compressor).__name__ if ordinary else repr(compressor)
 

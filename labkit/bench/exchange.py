@@ -32,7 +32,7 @@ KNOWN = CASES | WORD_CASES
 # `USUAL` is the default schedule of the gradient exchange, with which the other schedules are
 # compared.
 USUAL = AllReduce().schedule
-CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
+CHAIN = 10  # number of overlapping steps in a timed chain; the last step completes all updates
 # If a schedule's name ends with `DENSE`, the gradients of an embedding are averaged as dense
 # tensors.
 DENSE = ", dense"
@@ -57,7 +57,7 @@ def measure(
     measure_others: Callable[[], None] | None = None,
     with_breakdown: bool = False,
 ) -> list[Row]:
-    """Measure in turn local steps, steps with exchange, and allreduces of the same bytes.
+    """Time three kinds of steps in turn: local, with exchange, and only an allreduce.
 
     A "local" step is a training step without exchange; all ranks run local steps concurrently.
     `labkit.bench.timing` describes the order in which the kinds of steps run, and how their
@@ -71,18 +71,16 @@ def measure(
         network: Network to emulate; None: no emulation.
         repeats: Number of rounds over all cases and kinds of steps.
         bucket_bytes: Size of a gradient bucket in bytes, see `Exchange`.
-        measure_others: Function that measures other frameworks for one repeat; called after each
-            repeat.
-        with_breakdown: Whether to break down the time that the schedule "sequential" adds to a
-            step; only for ranks on one host.
+        measure_others: Function that measures other frameworks. labkit calls it after each repeat.
+        with_breakdown: Whether to divide the time that the schedule "sequential" adds to a step
+            into phases. All ranks must be on one host.
 
-    Returns:
-        One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
-        and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
-        time that the schedule adds to the local step, and whether all ranks have the same weights
-        at the end. The row of any schedule except "sequential" contains the time that the schedule
-        saves compared with "sequential". The row of any schedule except "sequential" also contains
-        the saving of an ideal link that sends the same buckets in the best order
+    Returns: One row per case and kind of step ("local", "raw allreduce", or a schedule). Each row
+        contains median, minimum and 90th percentile of the repeats' medians (ms). The row of a
+        schedule also contains the time that the schedule adds to the local step, and whether all
+        ranks have the same weights at the end. The row of any schedule except "sequential" contains
+        the time that the schedule saves compared with "sequential". `ideal_saving_ms` is the time
+        that an ideal link would save. An ideal link sends the same buckets in the best order
         (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row with
         sparse gradients (embedding rows). Each schedule of a word model also has a row for
         gradients that are converted to dense tensors.
@@ -117,7 +115,7 @@ def measure(
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the results of several measurements: concatenate repeats, and combine other values."""
+    """Join several measurements: concatenate their repeats, and combine their other values."""
 
     def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
@@ -204,7 +202,7 @@ def _dense(mean: Averaging) -> Averaging:
 
 
 def _events(exchange: Exchange, steps: int) -> dict[str, float]:
-    """Return the number of timeline events per step, and the seconds that one event costs."""
+    """Return the timeline events per step, and the seconds to record one event."""
     from labkit.communicator import WALL
     from labkit.exchange import Timeline
 
@@ -218,7 +216,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median seconds per step by which exposed communication exceeds an ideal link's."""
+    """Return the median seconds per step of exposed communication beyond an ideal link's."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -263,17 +261,16 @@ def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
 def limit_steps(
     communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
 ) -> dict[str, Callable[[], object]]:
-    """Return the steps that the breakdown measures in addition to steps with gradient exchange.
+    """Return steps that each do only a part of the exchange, as lower limits of its phases.
 
     Args:
         communicator: Communicator of the ranks.
         elements: Total number of elements of all gradients.
         step: Function that builds a training step from a function that averages gradients.
 
-    Returns:
-        Two functions by name: the first copies as many bytes as packing gradients into shared
-        memory does. The second returned function is a training step that passes the gradients to
-        Python and gets values from shared memory as averages.
+    Returns: Two named functions. The first copies as many bytes as the exchange packs into shared
+        memory. The second function is a training step. It passes its gradients to Python, and reads
+        values from shared memory as if they were averages.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0

@@ -91,7 +91,7 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Measure the time that gradient exchange adds to a step, also in other chosen frameworks."""
+    """Measure the time that gradient exchange adds to a step, in labkit and other frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     validate_peers(peers, network)
@@ -115,7 +115,7 @@ def command(
 
 
 def _with_spread(row: Row) -> Row:
-    """Return the row, with its added time and saved time as texts that include min and max."""
+    """Return the row with its added and saved times as texts, for example "3 (2 to 5)"."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]

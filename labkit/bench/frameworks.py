@@ -40,7 +40,7 @@ class Comparison:
     Attributes:
         seconds: Seconds of each step.
         wire_bytes: Mean bytes per step that the rank sends over the network.
-        apart: Largest absolute difference between a weight and the same weight after training in
+        apart: Largest absolute difference between weights of this run and weights of training in
             one process.
         exchanged: The strategy's description of its gradient exchange.
     """
@@ -95,7 +95,7 @@ def experiments(
 def measure(
     cluster: Cluster, experiments: Sequence[Experiment]
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
-    """Yield, per experiment, a row (times, weight differences) and the `exchanged` description."""
+    """Yield a row (times, weight differences) and the `exchanged` data of each experiment."""
     for experiment in experiments:
         assert isinstance(experiment.strategy, TFDistribute)  # narrows the type for type checkers
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]

@@ -1,6 +1,7 @@
 """A benchmark of allreduces between hosts, compared with the simulator's predictions.
 
-Environment variables name the hosts; otherwise the benchmark uses a testbed or emulated hosts.
+If environment variables name hosts, the benchmark uses these hosts. If not, it uses a testbed or
+emulated hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from labkit.simulate import Simulation, simulate
 SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 BASE = "ring"  # algorithm with which all other algorithms are compared
 LARGE = 2**22  # bytes of the message that measures the bandwidth
-PINGS, FEW = 200, 20  # number of round trips: with one byte, and with LARGE bytes
+# PINGS is the number of round trips with one byte; FEW is the number with LARGE bytes
+PINGS, FEW = 200, 20
 # BETWEEN is the preset of the emulated links between hosts, and INSIDE is the preset of the links
 # inside a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
@@ -64,15 +66,15 @@ def measure(
 ) -> tuple[list[Row], Network]:
     """Measure float32 allreduces of all algorithms and sizes in turn, and verify the sums.
 
-    Returns:
-        The rows, and the network that the predictions assume: the emulated network, or a network
-        whose latency and bandwidth were measured by ping-pong. The row of an algorithm and size
-        contains the spread of the repeats' median call times (ms), `correct`, and `ratio`: the
+    Returns: The rows, and the network that the predictions assume. The assumed network is the
+        emulated network, or has the latency and bandwidth that a ping-pong measured. A row contains
+        the spread of the repeats' median call times (ms), `correct`, and `ratio`. `ratio` is the
         ring's time divided by the algorithm's time. `link_bytes` is the number of bytes per call
         that left the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes
         per call that all ranks sent. If an algorithm has a schedule, its row also contains the
-        simulated `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms`
-        is the simulated time if ranks are assigned to hosts by the other value of `map_by`.
+        predictions of the simulator: `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`.
+        `other_mapping_ms` is the simulated time with the other assignment of ranks to hosts ("node"
+        instead of "slot", or "slot" instead of "node").
 
     Raises:
         InvalidInput: All ranks are on one host.
@@ -178,7 +180,7 @@ def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> flo
 
 
 class Sums:
-    """A timer of allreduces that reuses one buffer for all algorithms with equal sizes."""
+    """A timer of allreduces, which keeps one buffer for each buffer size."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -284,7 +286,7 @@ def groups(workers: int, nodes: int, map_by: str) -> list[list[int]]:
 
 
 def _named(nodes: int) -> dict[str, Any]:
-    """Return the Cluster arguments for the launcher that the environment implies, or {}."""
+    """Return Cluster arguments for the launcher that an environment variable names, or {}."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
         requested = int(os.environ.get(VARIABLES["nodes"]) or 1)

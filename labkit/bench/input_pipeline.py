@@ -83,18 +83,17 @@ def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
     r"""Measure training steps with each input pipeline of `WAYS`, in turn.
 
     Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat,
-    each pipeline feeds `steps` successive steps; every second repeat reverses the order of the
-    pipelines. In each repeat, a pipeline starts with new iterators, and with untimed steps that
-    consume prefetched batches. The pipeline "cache" fills its cache before the first repeat.
-    Training uses one thread; the input pipeline has its own threads.
+    each pipeline feeds `steps` successive steps. Every second repeat measures the pipelines in
+    reverse order. In each repeat, a pipeline starts with a new iterator. Untimed steps first
+    consume the batches that the pipeline has prefetched. The pipeline "cache" fills its cache
+    before the first repeat. Training uses one thread; the input pipeline has its own threads.
 
     Args:
         feeding: Options of the input pipeline.
         steps: Number of timed steps of each pipeline in a repeat.
-        repeats: Number of repeats; every pipeline is measured once in each.
+        repeats: Number of repeats. Each repeat measures every pipeline once.
 
-    Returns:
-        One row per step, with the times of the step and of its batch, all on one clock.
+    Returns: One row per step. All times of a step and of its batch are on one clock.
 
     Raises:
         InvalidInput: An option is out of range.
@@ -113,7 +112,7 @@ def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: 
 
 
 def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """Run the measurement of `measure` in this process, with the process's threads."""
+    """Run the measurement of `measure` in this process; training uses its thread settings."""
     model = BenchModel(ModelCase("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[FedStep] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +131,7 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
     return InputTrace(taken, nbytes, filled)
 
 
-# A `Way` creates an iterator over batches.
+# A `Way` is a function that creates an iterator over batches.
 Way = Callable[[], "Iterator[tuple[tf.Tensor, ...]]"]
 
 
@@ -146,7 +145,8 @@ def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
     parallel = again.map(made, num_parallel_calls=feeding.calls)
     cached = records.map(made, num_parallel_calls=feeding.calls).cache().repeat()
     still = tf.constant(0.0, tf.float64)
-    ready = (model.x, model.y, still, still)  # a batch that was prepared before the first step
+    # every step receives the same batch, which is ready before the first step
+    ready = (model.x, model.y, still, still)
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
         # The pipeline INSIDE passes encoded records to the step, which prepares its batch itself.
@@ -184,7 +184,7 @@ def _write(feeding: Feeding, file: Path) -> int:
 
 
 def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
-    """Decode a batch of records: images (batch, 784), classes (batch,), start and end time."""
+    """Decode records; return images (batch, 784), classes (batch,), start time and end time."""
     import tensorflow as tf
 
     # Control dependencies ensure that the first timestamp precedes all work and the last timestamp
@@ -214,8 +214,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A `Trains` function runs a training step on a batch. A `Trains` function returns the times at
-# which the preparation of the batch starts and ends (s).
+# A `Trains` function runs a training step on a batch. A `Trains` function returns two times in
+# seconds: when the preparation of the batch starts, and when it ends.
 Trains = Callable[..., tuple[float, float]]
 
 
@@ -267,7 +267,7 @@ def _lead(feeding: Feeding) -> int:
 def _turn(
     way: Way, train: Trains, steps: int, lead: int
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return each step's times: batch requested, received, step end, preparation start and end."""
+    """Return five times per step: batch requested, received, step end, preparation start, end."""
     batches, began = way(), time.time()
     times = []
     for _ in range(lead + steps):

@@ -1,7 +1,7 @@
 """A comparison of the emulated network with a real link of equal rate and latency.
 
-The comparison covers allreduces, and two concurrent flows (messages). The module is also the
-program of the two ranks that send the two flows over the real link.
+The comparison measures allreduces, and pairs of messages that share the link. The module is also
+the program of the two ranks that send the two flows over the real link.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
 SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
 SumCase: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
-# Each case contains the bytes of the first and the second flow, and the delay of the second flow.
-# The delay is a share of the time that the first flow takes alone.
+# Each case contains the sizes of two flows in bytes, and the delay of the second flow. The delay is
+# a share of the time that the first flow takes alone.
 FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
+# WINDOW limits the bytes in flight on a connection. It is several times the link's bandwidth-delay
 # product, but much less than a message.
 WINDOW = 2**16
 CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
@@ -73,18 +73,18 @@ def measure(
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
         sizes: Buffer sizes in bytes.
         algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
-        repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
-            median.
+        repeats: Number of repeats. Each repeat measures both links with all algorithms and sizes,
+            and gives one median for each combination.
         joined: Function that takes the rate of a link in bits/s. `joined` returns a context manager
             that starts two ranks at the ends of a link with the given rate; see
             `labkit.bench.linked_ranks`.
 
     Returns:
         One row per rate, algorithm and size. A row contains median, minimum and maximum of the
-        repeats' medians on the real link (`median_ms` …) and on the emulated link (`emulated_ms`
-        …), and the closed-form time. Each row also contains `error` = emulated / real - 1, with its
-        minimum and maximum over repeats. Each row also contains `correct` and the properties of the
-        link.
+        repeats' medians: `median_ms` … for the real link, and `emulated_ms` … for the emulated
+        link. It also contains the time by the closed formula. Each row also contains `error`, with
+        its minimum and maximum over the repeats. `error` is the emulated time divided by the real
+        time, minus 1. Each row also contains `correct` and the properties of the link.
 
     Raises:
         InvalidInput: A rate, size or algorithm is invalid.
@@ -210,24 +210,22 @@ def command(
     write_rows([*rows, *both], file)
 
 
-# A case consists of the bytes of the first flow, the bytes of the second flow, and the delay of the
-# second flow in seconds.
+# A case consists of the sizes of two flows in bytes, and the delay of the second flow in seconds.
 FlowCase = tuple[int, int, float]
 
 
 def measure_flows(rates: Sequence[str], repeats: int = 5) -> list[Row]:
     """Measure two concurrent messages between two ranks, on a real link and on its emulation.
 
-    The two flows use two TCP connections over the real link, whose queue sends packets of both
+    The two flows use two TCP connections. A queue of the real link sends packets of the two
     connections in turn (see `rate_limited_link`).
 
     Args:
         rates: Rates of the link in bits/s, such as "100Mb".
         repeats: Number of rounds over both links and all cases.
 
-    Returns:
-        One row per rate, case and flow, with the time from the start of the first flow to the end
-        of the row's flow.
+    Returns: One row per rate, case and flow. Its time is the time from the start of the first flow
+        to the end of the row's own flow.
 
     Raises:
         InvalidInput: A rate is invalid.

@@ -39,7 +39,7 @@ IDLE = Path(
 
 
 class LinkedProcesses:
-    """Cooperating processes that exchange lines of JSON with this process.
+    """Processes that work together, and exchange lines of JSON with this process.
 
     Args:
         processes: The started processes: one process per rank, or one process that answers for all
@@ -91,7 +91,7 @@ class LinkedProcesses:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process by closing stdin, so that mpiexec ends its ranks; kill it after a timeout."""
+    """Close a process's stdin, so that the process (or mpiexec) ends; kill it after a timeout."""
     assert process.stdin is not None  # tells the type checker that stdin is a pipe
     with suppress(BrokenPipeError):
         process.stdin.close()
@@ -184,7 +184,7 @@ class StreamWire:
 
 
 class RankPair:
-    """A rank at one end of a `StreamWire`, which implements the protocol `timing.TimedRanks`."""
+    """A rank at one end of a TCP connection; it implements the protocol `timing.TimedRanks`."""
 
     size = 2
 
@@ -205,7 +205,7 @@ class RankPair:
         self._executor.run(self._plans[key], buffer, tag=0)
 
     def barrier(self, label: str = "") -> None:
-        """Agree with the other rank on a time on the shared clock, and wait until that time."""
+        """Agree with the other rank on a time of the shared clock, and sleep until that time."""
         ready = self.allgather(WALL.now())
         WALL.sleep_until(max(ready) + LEAD)
 

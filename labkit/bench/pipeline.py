@@ -1,4 +1,4 @@
-"""A benchmark of pipeline parallelism: the speed-up over one process with equal micro-batches."""
+"""A benchmark of pipelines: the speed-up over one process with the same micro-batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WARM = 3
 DELAYED = "delayed"
-ITERATIONS = 6  # number of overlapping steps with delayed gradients that are timed together
+ITERATIONS = 6  # number of overlapping steps (with delayed gradients) in a timed block
 
 
 def measure(
@@ -39,7 +39,7 @@ def measure(
     rows: int = 256,
     repeats: int = 5,
 ) -> list[Row]:
-    r"""Measure steps of one process, of concurrent independent processes, and of a pipeline.
+    r"""Measure steps of one process, of n independent processes, and of a pipeline of n ranks.
 
     Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
     concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
@@ -51,17 +51,16 @@ def measure(
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.
         schedules: Names of pipeline schedules in `labkit.schedules.PIPELINE` with one stage per
-            rank, or "delayed" (delayed gradients), whose batches are not split.
+            rank. The name "delayed" selects delayed gradients, whose batches are not split.
         microbatches: Numbers m of micro-batches to measure.
         width: Number of units of each dense layer.
         depth: Number of dense layers.
         rows: Number of rows of a micro-batch.
         repeats: Number of repeats of each measurement.
 
-    Returns:
-        One row per schedule and number of micro-batches: median, minimum and 90th percentile of the
-        step time (ms), and the median step time of one process. Each row also contains the
-        speed-up, its upper bound, and the ratio of speed-up to bound.
+    Returns: One row per schedule and number of micro-batches. A row contains median, minimum and
+        90th percentile of the step time, and the median step time of one process (ms). Each row
+        also contains the speed-up, its upper bound, and the ratio of speed-up to bound.
     """
     # The benchmark supports only schedules that split a batch by rows and have one stage per rank.
     by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
@@ -111,13 +110,13 @@ def _measure(
     rows: int,
     repeats: int,
 ) -> list[list[float]]:
-    """Return step seconds per repeat: one process, all processes, the pipeline (runs on ranks)."""
+    """Return the step times per repeat: of one process, of all processes, and of the pipeline."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
-    # With a communicator of one rank, one process runs the same code as the pipeline.
+    # `solo` has one rank, so that one process runs the same code as the pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step

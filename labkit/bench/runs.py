@@ -1,4 +1,4 @@
-"""Runs of a benchmark: in a temporary folder, and of all strategies with injected faults."""
+"""Runs in a temporary folder, and runs of all strategies with injected faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 def temporary_runs() -> Iterator[Path]:
     """Store runs in a temporary folder, which is removed when the context ends.
 
-    In a batch job, runs of earlier attempts at the same job are not visible inside the context.
+    Inside the context, a batch job does not see runs of its earlier attempts.
     """
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
     before = {name: os.environ[name] for name in ours if name in os.environ}

@@ -39,15 +39,14 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
     per worker.
 
     Args:
-        workers: Numbers of simulated workers on the virtual clock, with one asynchronous server;
-            each number gives one row.
+        workers: Numbers of workers to simulate on the virtual clock with one asynchronous server.
+            Each number gives one row.
         ranks: Number of ranks in the wall-clock measurements; each rank has a worker and a
             colocated server. The measurement of a dedicated server uses one additional rank.
         repeats: Number of repeats of each measurement.
 
-    Returns:
-        Rows of the virtual clock contain the time of the event loop divided by the time of
-        gradients and updates, and the largest number of gradients in flight. The rows of the
+    Returns: Rows of the virtual clock contain the largest number of gradients in flight. They also
+        contain the event loop's time divided by the time of gradients and updates. The rows of the
         virtual clock also contain the peak growth of memory after compilation, as a multiple of the
         weights' bytes. Rows of the wall clock contain the time that servers add to a local step.
         The rows of the wall clock also contain the time that a ring allreduce of the same bytes
@@ -98,7 +97,7 @@ def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) 
 def compute_backend(
     communicator: Communicator, experiment: Experiment, strategy: ProgramStrategy
 ) -> ComputeBackend:
-    """Return a compiled backend that holds the workers and servers of this rank (collective)."""
+    """Return a compiled backend for the workers and servers of this rank (collective call)."""
     from labkit.worker.compute_backend import ComputeBackend
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -175,7 +174,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
 
 
 def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
-    """Measure a push and a fetch of 4 MiB, in turn with two-sided and with one-sided messages."""
+    """Time a push and a fetch of 4 MiB: in turn by two-sided and by one-sided MPI messages."""
     values = np.ones(2**20, np.float32)
     two, one = "two-sided push and fetch", "one-sided push and fetch"
     carriers: dict[str, AnyMailbox] = {
@@ -222,7 +221,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
 def _wall(
     communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
 ) -> dict[str, Row]:
-    """Measure steps with servers, local steps and, if all ranks have workers, a ring allreduce."""
+    """Measure steps with servers, local steps, and (if all ranks have workers) a ring allreduce."""
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
@@ -248,7 +247,7 @@ def _wall(
             own = shard.update(found)
 
     def serve(what: str) -> None:
-        # Without the barrier, a fast rank could send messages to a rank that is still in the
+        # Without the barrier, a fast rank could send messages to a rank that still runs the
         # previous block of steps.
         communicator.barrier("a stretch with servers")
         own, strategy = stages[what], strategies[what]
@@ -294,7 +293,7 @@ def _wall(
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:
-    """Measure the overhead of parameter servers: on the virtual clock, and in steps on ranks."""
+    """Measure the overhead of parameter servers on the virtual clock and on real ranks."""
     columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
     columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
     columns |= {"in_flight": "gradients in flight"}

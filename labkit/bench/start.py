@@ -32,7 +32,7 @@ MEMBERS = 5  # number of runs in a sweep; the first run starts the engines and i
 def measure(
     notebook: Path, repeats: int = 5, report: Callable[[str, list[float]], None] = lambda *_: None
 ) -> list[Row]:
-    """Measure how long a user waits in four situations, which are repeated in turn.
+    """Measure in turn, in several repeats, how long a user waits in four situations.
 
     Args:
         notebook: Notebook with the parameters `workers`, `epochs` and `seed`, such as
@@ -44,9 +44,9 @@ def measure(
     Returns:
         One row per situation, with the waiting times in ms. "run" is the time of `labkit run`
         without warm engines; "run, warm" is the time of the same command after `labkit prestart`.
-        "second cell" is the time of `Cluster.run` on a cluster that has trained before, without the
-        training time. "member" is the time of one notebook run in a sweep, excluding the time in
-        the notebook's cells.
+        "second cell" is the time of a second call of `Cluster.run`. It excludes the training time.
+        "member" is the time of one notebook run in a sweep. It excludes the time that the
+        notebook's cells take.
 
     Raises:
         InvalidInput: The notebook does not exist.
@@ -99,7 +99,7 @@ def _second_cell(_: Path) -> list[float]:
 
 
 def _members(notebook: Path) -> list[float]:
-    """Return the seconds between successive starts of a sweep's runs, excluding time in cells."""
+    """Return the seconds from each run of a sweep to the next, without the time in cells."""
     with TemporaryDirectory(prefix="labkit-start-") as folder:
         seeds = ",".join(str(seed) for seed in range(MEMBERS))
         _command(["sweep", str(notebook), f"seed={seeds}", "--jobs", "1"], folder)
@@ -144,9 +144,9 @@ def _in_cells(job: Path) -> float:
 )
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Measure start times of a notebook (cold or with warm engines), of a cell and of a sweep run.
+    """Measure how long a notebook, a second cell and a run in a sweep take to start.
 
-    The benchmark first ends warm engines with two ranks that `labkit prestart` has started.
+    If `labkit prestart` has started engines with two ranks, the benchmark first ends these engines.
     """
 
     def report(what: str, seconds: list[float]) -> None:

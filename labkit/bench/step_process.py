@@ -2,8 +2,8 @@
 
 TensorFlow fixes its thread counts and logical devices at its first computation, so every setting
 needs a separate process. One benchmark times steps with different numbers of intra-op and inter-op
-threads. Another benchmark traces a step: unchanged, with gated gradients, or split over two
-devices.
+threads. Another benchmark traces three variants of a step: unchanged, with gated gradients, and
+split over two devices.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
-    """Set threads and devices; return functions that answer the requests `take` and `graph`."""
+    """Set threads and devices; return one function per request (`take` and `graph`)."""
     import tensorflow as tf
 
     # Threads and devices must be set before any computation, because creating one tensor fixes
@@ -123,7 +123,7 @@ class SplitModel(BenchModel):
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """Run one step as `BenchModel.train` does; `mean` is unused in this single process."""
+        """Run one step as `BenchModel.train` does; this single process does not use `mean`."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -144,7 +144,7 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients that become available only after all of them are computed.
+    """Return copies of the gradients, which exist only after all gradients are computed.
 
     In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as
     `gated`.
@@ -183,12 +183,12 @@ def time_threads(
     steps: int = 20,
     repeats: int = 5,
 ) -> ThreadSweep:
-    """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
+    """Measure an MLP's training step with every pair of thread counts.
 
     Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
-    processes run one after another at each batch size, and all other processes sleep. Every second
-    repeat runs the processes in reverse order. A process takes about a third of a GiB of unshared
-    memory.
+    processes run one after another at each batch size. While one process runs, the other processes
+    sleep. Every second repeat runs the processes in reverse order. A process takes about a third of
+    a GiB of unshared memory.
 
     Args:
         intra: Numbers of intra-op threads (which share the work of one operation) to measure.

@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
     from labkit.exchange import Exchange
 
-# An `Averaging` function averages this rank's gradients over all ranks, before the weights are
-# updated.
+# An `Averaging` function receives this rank's gradients, and returns their averages over all ranks.
 Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 RATE, MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model and a batch size; `widths` are the hidden widths of an MLP, or () for a small CNN."""
+    """A model and a batch size: an MLP with hidden layers of `widths` units, or a CNN for ()."""
 
     name: str
     widths: tuple[int, ...]
@@ -109,7 +108,7 @@ WORD_CASES = {case.name: case for case in (WordCase("embedding", 100_000, 64, 2_
 
 
 class BenchModel:
-    """The model of a benchmark case, a batch of data for one rank, and SGD with momentum.
+    """A benchmark model that trains on one rank's batch by SGD with momentum.
 
     Args:
         case: Model and batch size; initial weights are equal on all ranks.
@@ -169,7 +168,7 @@ class BenchModel:
         return loss
 
     def step_into_next(self, exchange: Exchange, count: int) -> Callable[[], np.ndarray]:
-        """Return a function that runs `count` steps; a layer is updated just before its next use.
+        """Return a function that runs `count` steps and updates a layer just before its next use.
 
         The steps use the priority schedule of the gradient exchange in `labkit.exchange.priority`.
         All weights are up to date after the call.
@@ -210,7 +209,7 @@ class BenchModel:
                 value = self.forward(layer, value)
             loss = cross_entropy(y, value)
         gradients = tape.gradient(loss, self.weights)
-        # New exchanges start only after the waits for all previous exchanges have ended.
+        # New exchanges start only after all previous exchanges have ended.
         with tf.control_dependencies([value]):
             issued = exchange.issue(gradients, tf.constant(1, tf.int64))
         with tf.control_dependencies(issued):

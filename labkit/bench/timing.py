@@ -1,8 +1,8 @@
-"""Timing of allreduces and of interleaved kinds of steps, and fields common to all rows.
+"""Functions that time allreduces and training steps, and fields that all rows have.
 
-Kinds of steps are interleaved, so that changes of machine speed affect all kinds. An allreduce is
-verified and timed over any transport. The module depends only on NumPy, because it also runs in
-Python environments of other frameworks.
+Kinds of steps are interleaved, so that changes of machine speed affect all kinds. The functions
+verify and time an allreduce over any transport. The module depends only on NumPy, because it also
+runs in Python environments of other frameworks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURN = 0.2
 
 
 class TimedRanks(Protocol):
-    """The interface that is needed to time an allreduce; `Communicator` implements it."""
+    """The protocol (interface) of ranks whose allreduces are timed; `Communicator` has it."""
 
     rank: int
     size: int
@@ -42,7 +42,7 @@ class TimedRanks(Protocol):
 
 
 def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Run a first allreduce (also a warm-up); return whether its sums are exact on all ranks."""
+    """Run a first, untimed allreduce; return whether its sums are exact on all ranks."""
     # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
@@ -87,7 +87,7 @@ def head(
         variant: The operation that is timed; it becomes the field `what` of the row.
         workers: Number of ranks or processes.
         network: Emulated or real network; None: the machine's network.
-        more: The fields `repeats` and `bytes`, if known.
+        more: Further fields: the number of `repeats`, and the size in `bytes`.
     """
     row: Row = {"bench": bench, "case": case, "what": variant, "workers": workers}
     return row | {"network": network, "clock": "wall"} | more
@@ -116,14 +116,15 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class InterleavedTimes:
-    """Times in seconds, by kind of step, with one value per repeat.
+    """Step times in seconds: one list per kind of step, with one value per repeat.
 
     Args:
         seconds: Median time of a step of this kind.
         added: Median time that this kind of step adds to the "local" step. Each time difference is
-            averaged over two successive rounds, one forward and one backward. The average over a
-            forward and a backward round cancels a linear drift of the machine's speed. A difference
-            of the medians over all rounds would include the drift of the machine's speed.
+            averaged over two successive rounds. The second round runs the kinds of steps in reverse
+            order. The average over a forward and a backward round cancels a linear drift of the
+            machine's speed. A difference of the medians over all rounds would include the drift of
+            the machine's speed.
     """
 
     seconds: dict[str, list[float]]
@@ -137,14 +138,14 @@ def time_interleaved(
     repeats: int,
     counts: Mapping[str, int] | None = None,
 ) -> InterleavedTimes:
-    """Measure all kinds of steps in rounds; each round runs some successive steps of every kind.
+    """Measure all kinds of steps in rounds; each round runs 1 to 10 steps of every kind.
 
     The time of a step is the time of the slowest rank, measured from a common start. Each kind of
     step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
-    before each step. A round runs 1, 2, 5 or 10 successive steps of each kind; several successive
-    steps take at most 0.2 s. Short steps run several times in succession, because a single step
-    would find the CPU caches filled by another kind of step. Every second round runs the kinds of
-    steps in reverse order.
+    before each step. A round runs 1, 2, 5 or 10 successive steps of each kind. Together, these
+    steps take at most 0.2 s, unless a single step takes longer. Short steps run several times in
+    succession, because a single step would find the CPU caches filled by another kind of step.
+    Every second round runs the kinds of steps in reverse order.
 
     Args:
         steps: Step function of each kind; one kind is "local".
@@ -185,7 +186,7 @@ def time_on_ranks(
     counts: Mapping[str, int] | None = None,
     label: str = "the barrier before the next timed step",
 ) -> InterleavedTimes:
-    """Time all kinds of steps as `time_interleaved` does, with the ranks' barrier and allgather."""
+    """Time all kinds of steps as `time_interleaved` does; the communicator is `ranks`."""
     return time_interleaved(
         steps,
         lambda: ranks.barrier(label),
@@ -196,7 +197,7 @@ def time_on_ranks(
 
 
 def _length(seconds: float) -> int:
-    """Return how many steps of `seconds` run in succession: 1, 2, 5 or 10, which divide 50."""
+    """Return how many steps run in succession: 1, 2, 5 or 10; each takes `seconds`."""
     return max((count for count in (2, 5, 10) if count * seconds <= TURN), default=1)
 
 

@@ -98,7 +98,7 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # Processes that a command starts (jobs, cluster processes, engines) inherit the setting of
+    # The jobs, cluster processes and engines that a command starts inherit the setting of
     # `keep_bytecode`.
     keep_bytecode()
 
@@ -150,9 +150,8 @@ def run(
 ) -> None:
     """Run a notebook or an experiment's YAML file.
 
-    TARGET is the path of the notebook or the YAML file. Values of -p override those of -y, and
-    values of -y override those of -f. If TARGET is a notebook, --help also lists the parameters of
-    the notebook.
+    TARGET is the path of the notebook or the YAML file. The option -p overrides -y, and -y
+    overrides -f. If TARGET is a notebook, --help also lists the parameters of the notebook.
     Example: labkit run notebooks/tour.ipynb --help
     """
     from labkit.jobs.parameters import read_text, read_yaml
@@ -197,8 +196,8 @@ def list_runs(folder: Path) -> None:
 def stop(folder: Path) -> None:
     """Stop the running jobs and sweeps of a folder.
 
-    Running notebook cells are interrupted so that they can clean up, and so that the records of the
-    runs are written.
+    The command interrupts running notebook cells. The cells can then clean up, and labkit writes
+    the records of the runs.
     """
     from labkit.jobs.running import stop as stop_all
 
@@ -263,7 +262,8 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # If no path contains runs, the paths name a notebook, and the report describes the notebook.
+    # If no path contains runs, the path is that of a notebook, and the report describes the
+    # notebook.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -274,9 +274,8 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
 def trace(path: Path, output: Path) -> None:
     """Write a run's timeline as a Chrome trace.
 
-    Open the trace in chrome://tracing or ui.perfetto.dev. All times in the trace refer to one
-    clock, also those of different ranks. For a pipeline, the trace also contains the simulator's
-    prediction of each step.
+    Open the trace in chrome://tracing or ui.perfetto.dev. All ranks' times in the trace refer to
+    one clock. For a pipeline, the trace also contains the simulator's prediction of each step.
     """
     from labkit.common.units import seconds_text
     from labkit.jobs.listing import displayed_path
@@ -359,10 +358,9 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 def methods(output: Path | None, grid: Path | None) -> None:
     """List all training methods with papers, parameters and notebooks.
 
-    The option --map writes an HTML page that opens offline. The grid of the page classifies the
-    strategies by architecture, synchronization, parallelism, compression and scheduling. The HTML
-    page also shows combinations of architecture, synchronization, parallelism, compression and
-    scheduling for which no strategy exists.
+    The option --map writes an HTML page that opens offline. The page shows the strategies in a
+    grid, by architecture, synchronization, parallelism, compression and scheduling. Empty cells of
+    the grid are combinations for which no strategy exists.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -485,7 +483,7 @@ def _run_experiment(
 
 
 def _ready(output: Path) -> Path:
-    """Create the folder in which an output file will be written, and return the file's path."""
+    """Create the folder of an output file, and return the file's path."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -68,10 +68,9 @@ def calibrate(
 ) -> None:
     """Measure this machine for `labkit forecast`.
 
-    The command measures the times of training steps, messages and compressors. MODEL is a model's
-    name or an experiment's YAML file, from which the calibration takes model, data set, precision
-    and optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset
-    mnist
+    The command measures the times of training steps, messages and compressors. Each MODEL is the
+    name of a model, or an experiment's YAML file with model, data set, precision and optimizer. The
+    option -p sets a field of all these experiments: labkit calibrate mlp cnn -p dataset mnist
 
     If an experiment has several workers, whole steps of its strategy are measured as well. The
     results are added to the stored calibration of this machine and its software versions.
@@ -105,7 +104,7 @@ def calibrate(
 
 
 def _show(calibration: Calibration) -> None:
-    """Print the source of each quantity, then latency and costs per byte of each network level."""
+    """Print how each quantity was measured; then latency and cost per byte of each network."""
     from labkit.common.units import seconds_text
     from labkit.forecast.calibration_store import fits, sources
     from labkit.jobs.listing import table

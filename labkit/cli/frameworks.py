@@ -27,7 +27,7 @@ def frameworks() -> None:
 
 @frameworks.command("list")
 def list_peers() -> None:
-    """List each framework with its version and Python, or with the way to install it."""
+    """List each framework with its version and Python, or with its installation command."""
     for name in PEERS:
         found = find(name)
         if isinstance(found, str):
@@ -39,13 +39,13 @@ def list_peers() -> None:
 @frameworks.command()
 @click.argument("name", type=click.Choice(SET_UP))
 def setup(name: str) -> None:
-    """Install a framework into a separate Python environment of its own.
+    """Install a framework into its own Python environment.
 
-    The packages come from the Python package index. The environment is created in the user's data
-    folder, or in the folder that the variable LABKIT_PEERS names. The frameworks ddp and fsdp share
-    one installation of PyTorch, which needs 5 GB of disk; UV_TORCH_BACKEND=cpu omits its GPU
-    packages. The environment with JAX needs 500 MB of disk. Horovod is compiled, which takes some
-    minutes and requires cmake and a compiler.
+    The packages come from the Python package index. labkit creates the environment in the user's
+    data folder, or in the folder that the variable LABKIT_PEERS names. The frameworks ddp and fsdp
+    share one installation of PyTorch, which needs 5 GB of disk. With UV_TORCH_BACKEND=cpu, the
+    installation has no GPU packages. The environment with JAX needs 500 MB of disk. Horovod is
+    compiled, which takes some minutes and requires cmake and a compiler.
     """
     found = set_up(name, say)
     say(f"{name}: {found.version} {found.python}")

@@ -51,10 +51,10 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
     """Execute notebooks, and write a web site that opens offline.
 
     The site has one page per notebook. The site's index page shows a question, an answer and a
-    picture for each notebook. After an interruption, the same command skips the notebooks that are
-    already completed. With --check, each notebook runs with each set of values in the file
-    check.yaml of its folder. The command then compares the claims in the notebook's text with the
-    tables, figures and records of the run.
+    picture for each notebook. If the command was interrupted, start it again. It then skips the
+    notebooks that have been executed. With --check, each notebook runs several times: with each set
+    of values in the file check.yaml of its folder. The command then compares the claims in the
+    notebook's text with the tables, figures and records of the run.
     """
     from labkit.gallery import gallery as write_gallery
     from labkit.gallery import select_notebooks

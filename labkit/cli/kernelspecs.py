@@ -8,10 +8,10 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
 MODULES = ("ipykernel_launcher", "ipykernel")
 # With the options `-m` and `-c`, Python puts the current folder, which is the notebook's folder,
-# first on sys.path. LAUNCH moves the current folder from the start to the end of sys.path. LAUNCH
-# does not remove the current folder from sys.path, because IPython would insert it again at the
-# front. A Python option or environment variable instead of LAUNCH would also change the
-# subprocesses that cells start.
+# first on sys.path. LAUNCH moves the current folder from the start to the end of sys.path. The
+# current folder must stay in sys.path: if it were absent, IPython would insert it at the front. The
+# subprocesses that cells start are unchanged. A Python option or an environment variable instead of
+# LAUNCH would affect them.
 LAUNCH = (
     "import sys; sys.path[:] = [*filter(None, sys.path), '']; "
     "from ipykernel import kernelapp; kernelapp.launch_new_instance()"
@@ -22,7 +22,7 @@ class KernelSpecs(KernelSpecManager):
     """A kernel spec manager that starts IPython kernels with the code in LAUNCH."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the named kernel spec; the command of an IPython kernel runs LAUNCH."""
+        """Return the named kernel spec; if it is an IPython kernel, its command runs LAUNCH."""
         spec = super().get_kernel_spec(kernel_name)
         words = spec.argv
         for place, (option, module) in enumerate(pairwise(words)):

@@ -45,7 +45,7 @@ class OfNotebook(click.Command):
     """A command whose help also lists the parameters of the notebook named in its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the raw arguments, because help and completion run before Click has parsed them."""
+        """Store unparsed arguments, because help and completion run before Click parses them."""
         ctx.meta[_ARGUMENTS] = [*args]
         return super().parse_args(ctx, args)
 
@@ -58,7 +58,7 @@ class OfNotebook(click.Command):
 
 
 def declared(ctx: click.Context) -> dict[str, NotebookParameter]:
-    """Return the parameters of the notebook in the arguments, by name; {} if none is given."""
+    """Return the parameters of the notebook that the arguments name; {} without notebook."""
     from labkit.jobs import parameters
 
     words = ctx.meta.get(_ARGUMENTS, ())
@@ -154,7 +154,7 @@ FAULT_TOLERANT = click.option(
 
 
 def placed(command: F) -> F:
-    """Add the options of this module to a command, which passes their values to `place`."""
+    """Add the options of this module to a command; the command passes them to `place`."""
     for option in (FAULT_TOLERANT, SLURM, AGENT, NODES, HOSTS, LAUNCHER):
         command = option(command)
     return command
@@ -168,7 +168,7 @@ def place(
     slurm: str | None,
     fault_tolerant: bool = False,
 ) -> None:
-    """Set environment variables that provide the defaults of all clusters that this process starts.
+    """Set environment variables with defaults for all clusters that this process starts.
 
     Arguments of the class Cluster override these defaults.
 
@@ -233,7 +233,7 @@ def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
 
 
 def experiment_named(model: str, overrides: Mapping[str, JSON]) -> Experiment:
-    """Return the experiment of a file or of a model's name, with some fields replaced."""
+    """Return the experiment of a file, or of a named model, with some fields replaced."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import value_of
 

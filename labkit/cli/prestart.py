@@ -36,11 +36,12 @@ def prestart(
 ) -> None:
     """Start engines (rank processes) in advance for the next cluster.
 
-    The engines import TensorFlow, and then wait for a notebook, script or run that uses them. One
-    cluster claims the warm engines. Warm engines end together with the cluster that claimed them,
-    so that no two clusters share state. When the claimed engines have ended, the command starts new
-    engines. A cluster claims warm engines only if their number of ranks and threads, Python,
-    labkit, TensorFlow and environment equal those of the cluster.
+    The engines import TensorFlow, and then wait for a notebook, script or run that uses them. The
+    first cluster that needs the engines claims them. Warm engines end together with the cluster
+    that claimed them, so that no two clusters share state. When the claimed engines have ended, the
+    command starts new engines. A cluster claims warm engines only if they have the same number of
+    ranks, the same number of threads, and the same environment. Python, labkit and TensorFlow must
+    also be the same.
     """
     from labkit.cluster import warm as pool
     from labkit.cluster.start import Start

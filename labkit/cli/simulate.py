@@ -89,7 +89,7 @@ def _published(file: Path | None) -> None:
 
 
 def _study_lines(rows: list[Judged]) -> Iterator[str]:
-    """Yield the text lines of one study: its source, its fitted parameters and its table."""
+    """Yield the text lines of one study: source, fitted parameters, and a table of values."""
     first = rows[0]
     yield f"{first.source}: {first.study}; {first.unit}"
     if first.parameters:
@@ -124,7 +124,7 @@ def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma:
 
 
 def network_of(source: str) -> Network:
-    """Return the network that a name or a file specifies; raise InvalidInput if neither exists."""
+    """Return the network of a name or a file; raise InvalidInput if neither exists."""
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.network import Network
 

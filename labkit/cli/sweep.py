@@ -123,9 +123,9 @@ def sweep(
 ) -> None:
     """Run a notebook with every combination of parameter values.
 
-    Give the values of a parameter as name=a,b,c or name=range(1,5). The run of each combination is
-    a job with a folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat the
-    command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
+    Give the values of a parameter as name=a,b,c or name=range(1,5). Each combination of values runs
+    as a job. A job has a folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
+    the command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
     """
     from labkit.jobs import estimate
     from labkit.jobs.running import following
@@ -135,7 +135,7 @@ def sweep(
     options = _options(values.pop("jobs"), values.pop("limit"))
     options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
-        # When an existing sweep is resumed, its record contains the parameter values. Different
+        # When an existing sweep is resumed, its record contains the parameter values. Other
         # parameter values would define another sweep, so they are rejected.
         if not resume or any(values.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
@@ -171,12 +171,12 @@ def sweep(
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
-    """Return the maximum number of ranks of `jobs` concurrent notebook runs with known ranks."""
+    """Return the most ranks that `jobs` notebook runs use at a time; unknown ranks count as 0."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
 def _slurm_options(launcher: str | None, options: str | None) -> Record:
-    """Return sbatch options as the field "slurm" (None: run locally); {} if nothing is given."""
+    """Return the options for sbatch as a record: "slurm" is None for local runs; {} by default."""
     if launcher is None and options is None:
         return {}
     if launcher != "slurm" and options is not None:
@@ -185,7 +185,7 @@ def _slurm_options(launcher: str | None, options: str | None) -> Record:
 
 
 def _options(jobs: str | None, limit: str | None) -> Record:
-    """Validate and return the options --jobs and --limit; "jobs" is None for the value auto."""
+    """Validate the options --jobs and --limit; return a record ("jobs": None means auto)."""
     options: Record = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
@@ -214,7 +214,7 @@ def _plan(
     pruner: str | None,
     sampler: str,
 ) -> tuple[SweepPlan, int]:
-    """Return the sweep's plan, and the maximum number of ranks of any of its notebook runs."""
+    """Return the sweep's plan, and the number of ranks of its largest notebook run."""
     from labkit.jobs.parameters import read_text
     from labkit.jobs.sweep import sweep_plan
     from labkit.jobs.sweep.sweep_plan import Search
@@ -263,7 +263,7 @@ def _plan(
 
 
 def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
-    """Return the plan recorded in a sweep's folder, for `notebook` or for the recorded notebook."""
+    """Return the plan that a sweep's folder records, for the recorded or another notebook."""
     from labkit.jobs.sweep import manifest, sweep_plan
     from labkit.jobs.sweep.sweep_plan import of_record
 
@@ -280,7 +280,7 @@ def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
 
 
 def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
-    """Run the uncompleted notebook runs of a sweep; exit with code 1 or 130 if any remain."""
+    """Execute the uncompleted notebook runs of a sweep; exit with 1 or 130 if any remain."""
     from labkit.jobs.elements import check_ended, open_elements, query_elements
     from labkit.jobs.listing import displayed_path
     from labkit.jobs.sweep import manifest

@@ -1,4 +1,4 @@
-"""Clusters of MPI engines, which are started from a notebook, shared, and cleaned up after use."""
+"""Clusters of MPI engines (rank processes), which notebooks start, share and clean up."""
 
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.cluster import Cluster, leftovers, predict, run

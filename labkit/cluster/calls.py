@@ -1,4 +1,4 @@
-"""A function call that is sent to several ranks at once, monitored, and ended on all ranks."""
+"""A function call on several ranks at once, which labkit monitors and ends on all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ts = TypeVarTuple("Ts")
 
 POLL_INTERVAL = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # matches messages of WaitTooLong
-HOST_LOST_GRACE = 0.3  # seconds to wait for the other ranks after a host has failed
+HOST_LOST_GRACE = 0.3  # seconds that labkit waits for the other ranks after a host has failed
 # `_DIED` matches the messages of RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
 _LOST_HOST = re.compile(r"host \S+ with rank (\d+)")  # matches messages of HostSilent
@@ -43,7 +43,7 @@ ENGINE_GONE = "EngineError"  # ipyparallel raises this error a minute after an e
 
 
 class ClusterProtocol(Protocol):
-    """The part of a cluster's interface that is needed for calls on its ranks."""
+    """The part of a cluster's interface that `labkit.cluster.calls` needs."""
 
     name: str
     folder: Path
@@ -76,7 +76,7 @@ class RankError(LabkitError):
     """Raised when a rank failed.
 
     Attributes:
-        rank: The rank that failed first; None if no single rank has caused the error.
+        rank: The rank that failed first. It is None if the error has no single rank as its cause.
         remote: Traceback of the failed rank, as text.
         signal: Signal that ended the rank or another process of the cluster; "" if no signal did.
     """
@@ -103,7 +103,7 @@ class Failure(NamedTuple):
 
 
 def reports_lost_host(failure: Failure) -> bool:
-    """Return whether a failure is HostSilent, or a message about another rank's HostSilent."""
+    """Return whether a failure is HostSilent, or quotes the HostSilent of another rank."""
     return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
 
 
@@ -148,7 +148,7 @@ class PendingCalls:
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the first failed rank or None; prefer ranks that report no other rank's failure.
+        """Return the rank that failed first, or None; ranks that only report failures come last.
 
         In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
         ranks may continue without it.
@@ -161,7 +161,7 @@ class PendingCalls:
         return min(failed, key=self._failure_order, default=None)
 
     def _is_lost(self, rank: int) -> bool:
-        """Return whether the client of a fault-tolerant cluster reports the engine as lost."""
+        """Return whether a fault-tolerant cluster has lost the engine of this rank."""
         lost = _has_failed(self._calls[rank]) and self.failure(rank).name == ENGINE_GONE
         return lost and self._cluster.how.fault_tolerant
 
@@ -184,8 +184,8 @@ class PendingCalls:
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
         # Receive times are compared as text, because a result from a lost engine has no receive
-        # time to compare. The ranks that only report the failure of another rank are sorted to the
-        # end.
+        # time to compare. A rank that only reports the failure of another rank comes after all
+        # others.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
@@ -200,7 +200,7 @@ class Calls(PendingCalls, Generic[T]):
         arguments: Arguments that the function receives after the communicator.
         network: Network that the communicator emulates.
         spares: Number of additional ranks, each of which can replace a dead rank.
-        extra: Further entries of the task that is sent to the ranks; see `labkit.worker.work.main`.
+        extra: Further entries of the task that the ranks receive; see `labkit.worker.work.main`.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class Calls(PendingCalls, Generic[T]):
 
         from labkit.worker.work import main
 
-        # The task is pickled here once. ipyparallel would pickle it for each engine, and by
-        # reference to modules that an engine may lack.
+        # The task is pickled once, here. ipyparallel would pickle it once per engine, and would
+        # refer to modules that an engine may lack.
         task = cloudpickle.dumps(
             {
                 # The function is a separate pickle inside the pickled task. A rank unpickles the
@@ -242,13 +242,13 @@ class Calls(PendingCalls, Generic[T]):
         # Processes that share a cluster use its ranks one after another, so that each call has all
         # its ranks at once.
         self._turn, self._closed = Turn(cluster.folder), False
-        self._silent: set[int] = set()  # ranks that wait for dead ranks and will never return
+        self._silent: set[int] = set()  # ranks that wait for dead ranks forever
         self._ended_at = math.inf  # time at which the first surviving rank returned
         try:
             if dead := cluster.state()["dead"]:  # the dead ranks died between two calls
                 cluster.rebuild(dead)
-            # The engines may restart while this call waits for the ranks, so the client is read
-            # after the wait.
+            # `client` is read after the wait for the ranks, because the engines may restart during
+            # this wait.
             client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -282,7 +282,7 @@ class Calls(PendingCalls, Generic[T]):
         self._raise_first_failure()
 
     def _leave_silent(self) -> None:
-        """Treat ranks as dead if they still run long after the first surviving rank has returned.
+        """Treat ranks as dead if they still run long after another rank has returned.
 
         If a rank dies in the last exchange, some ranks may not notice the death and would wait
         forever.
@@ -293,7 +293,7 @@ class Calls(PendingCalls, Generic[T]):
             self._silent |= set(self.running())
 
     def dead(self) -> set[int]:
-        """Return the dead ranks, including those whose death only surviving ranks report."""
+        """Return the dead ranks, also ranks whose death only other ranks report."""
         ranks = super().dead() | self._silent
         for rank, call in enumerate(self._calls) if self._cluster.how.fault_tolerant else []:
             if _has_succeeded(call):
@@ -310,7 +310,7 @@ class Calls(PendingCalls, Generic[T]):
         return list(results.values()) if results and len(results) == len(self._calls) else None
 
     def survivor_results(self) -> dict[int, T] | None:
-        """Return the results by rank, or None if a surviving rank has not returned a result."""
+        """Return a dictionary with the result of each rank; None if a living rank has no result."""
         dead = self.dead()
         living = [
             call for n, call in enumerate(self._calls) if n not in dead or _has_succeeded(call)
@@ -325,8 +325,8 @@ class Calls(PendingCalls, Generic[T]):
         """Yield new messages of the ranks, as `labkit.worker.work` sends them.
 
         Args:
-            wait: Whether to wait for messages that ended ranks have sent and that have not arrived
-                yet.
+            wait: Whether to wait for messages that a rank sent before its end, and that are still
+                on the way.
         """
         dead = self.dead()
         for rank, call in enumerate(self._calls):
@@ -337,7 +337,7 @@ class Calls(PendingCalls, Generic[T]):
             yield from ((rank, published.pop(name)) for name in list(published))
 
     def request_stop(self) -> None:
-        """Send a stop request to rank 0, whose host may be unable to see the run's folder."""
+        """Send a stop request to rank 0, for its host may have no access to the run's folder."""
         self._abort()
 
     def outputs(self) -> list[str]:
@@ -352,7 +352,7 @@ class Calls(PendingCalls, Generic[T]):
         ]
 
     def close(self) -> None:
-        """Release the cluster for other calls; restart the engines if a rank has not returned."""
+        """Release the cluster for other calls; if a rank has not returned, restart the engines."""
         if self._closed:
             return
         self._closed = True
@@ -363,7 +363,7 @@ class Calls(PendingCalls, Generic[T]):
             self._turn.release()
 
     def _why_ended(self, failed: int | None) -> End | None:
-        """Return how the engines have ended, or None; wait, because the report may come late."""
+        """Return how the engines have ended, or None; wait for a late report of their end."""
         end = time.monotonic() + self.grace
         all_lost = all(self._is_lost(rank) for rank in range(len(self._calls)))
         while (how := self.why_ended()) is None and time.monotonic() < end:
@@ -386,7 +386,7 @@ class Calls(PendingCalls, Generic[T]):
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
-            # The error names the rank for which others waited, not the rank that waited.
+            # The error names the rank that is late, not the rank that waits.
             rank = int(late[1])
             raise RankError(
                 f"rank {rank} did not reach the call in which other ranks wait: {name}: "
@@ -407,7 +407,7 @@ class Calls(PendingCalls, Generic[T]):
         raise RankError(f"rank {rank} failed: {name}: {cause}{note}", rank, remote)
 
     def _still_alive(self, rank: int) -> str:
-        """Return a clause for an error message if the nanny reports the rank as alive, else ""."""
+        """Return a clause for an error message if the nanny reports a living rank, else ""."""
         # ipyparallel's nanny is a process on the engine's host, which can send signal 0 to the
         # engine to test it.
         engine, client = self._cluster.engines[rank], self._cluster.client

@@ -75,25 +75,28 @@ class Cluster:
     runs on one machine or on many.
 
     Args:
-        workers: Number of ranks without spares; default: 2, or with `hosts` one rank for each slot
-            of the hosts.
+        workers: Number of ranks without spares. The default is 2. With `hosts`, the default is one
+            rank for each slot of the hosts.
         threads: Number of TensorFlow threads of each rank, which is fixed when an engine starts.
         name: Name of the cluster. The default name depends on the numbers of ranks and threads, the
             interpreter, the versions of labkit and TensorFlow, and the environment of the engines.
-            All notebook runs of a sweep share one separate default name. A cluster claims warm
-            engines of its name, which `labkit prestart` has started in advance.
+            All notebook runs of a sweep share one default name, which differs from that of other
+            clusters. A cluster claims warm engines of its name, which `labkit prestart` has started
+            in advance.
         timeout: Seconds that a rank waits for another rank before it raises an error with the
             status of each rank; default: 600. All other deadlines follow from `timeout`, see
             `labkit.common.timeouts`.
         hosts: Names of hosts with the number of ranks of each, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
-        nodes: Number of Slurm nodes; default: inside a job all nodes of the job, otherwise 1.
+        nodes: Number of Slurm nodes. Inside a Slurm job, the default is the number of the job's
+            nodes; otherwise, it is 1.
         fault_tolerant: Whether a run survives the death of a rank. Synchronous data parallel
-            training continues on the surviving ranks. If a rank dies in any other strategy than
-            synchronous data parallel training, or before or after training, the engines restart.
-            The run then resumes from its newest checkpoint or from the start. The run ends if ranks
-            die in three calls in a row without progress. Calls other than runs, and cells of
-            `%%ranks`, end when the first rank dies; the next call has all ranks again.
+            training continues on the surviving ranks. If a rank dies in another strategy than
+            synchronous data parallel training, the engines restart. The engines also restart if a
+            rank dies before or after training. The run then resumes from its newest checkpoint or
+            from the start. The run ends if ranks die in three calls in a row without progress.
+            A call that is not a run, or a cell of `%%ranks`, ends when the first rank dies. The
+            next call has all ranks again.
         spares: Number of further ranks, which replace ranks that die during training. After a spare
             rank replaces a dead rank, the number of replicas is the same as before. A model that is
             split over ranks continues from copies of its weights in the memory of neighbouring
@@ -104,8 +107,8 @@ class Cluster:
             macOS, and in containers without pidfd_getfd. The environment variable
             LABKIT_TRUSTED_NETWORK=1 has the same effect as `trusted_network=True`.
         oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
-            than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
-            total memory are always refused.
+            than fit into its free memory. labkit assumes 0.7 GiB per rank. More ranks than fit into
+            the machine's total memory are always refused.
         more: Further options of the start, see `labkit.cluster.start.Start`. `launch_command` is
             "mpiexec" or "srun", which starts ranks in a job. `map_by="slot"` fills one host after
             the other; "node" assigns ranks to hosts round-robin. `options` are arguments of salloc
@@ -158,7 +161,8 @@ class Cluster:
         self._lock = RLock()  # the thread of a run and a cell may both start engines
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[SubmittedRun] = WeakSet()
-        self._saved: CellVariables | None = None  # variables saved from engines before a restart
+        # variables of cells, saved before the engines restart
+        self._saved: CellVariables | None = None
         self.start()
 
     @classmethod
@@ -271,16 +275,18 @@ class Cluster:
         """Run an experiment to its end and return its record.
 
         Args:
-            experiment: The experiment, whose `ranks` must not exceed those of the cluster.
+            experiment: The experiment. Its number of ranks must not exceed the cluster's number of
+                ranks.
             show: Whether to show progress: a line in a terminal, a panel with a stop button in
                 JupyterLab.
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
                 such as "30s"; None: no checkpoints.
-            resume: True: continue the newest interrupted or failed run of the same experiment from
-                its checkpoint, in the same record and with bit-identical results. If no run of the
-                experiment can be continued, start a new run. If `resume` is a run or its folder,
-                start a new run with the weights, optimizer state and data position of the given
-                run. The new run may have any number of workers and any split of the model.
+            resume: If True, continue the newest interrupted or failed run of the same experiment
+                from its checkpoint. The record is the same, and the results are bit-identical. If
+                no run of the experiment can be continued, start a new run. If `resume` is a run or
+                its folder, start a new run with the weights, optimizer state and data position of
+                the given run. The new run may have any number of workers and any split of the
+                model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -312,7 +318,7 @@ class Cluster:
         checkpoint: Checkpoint | int | str | None = None,
         resume: ResumeFrom = None,
     ) -> RunHandle:
-        """Start an experiment and return at once; `result()` waits for it, `stop()` ends it.
+        """Start an experiment; return at once a handle with the methods `result` and `stop`.
 
         In JupyterLab a RunHandle at the end of a cell displays a panel with the progress. The ranks
         continue when a cell is interrupted, and `cluster.last_submitted()` returns the handle
@@ -353,20 +359,22 @@ class Cluster:
         self, experiment: Experiment, directory: Path, show: bool, context: CheckpointContext | None
     ) -> RunHandle:
         live = SubmittedRun(self, experiment, directory, context)
-        if (client := self._client) is not None:  # `self.client` would restart the engines
+        if (client := self._client) is not None:  # here, `self.client` would restart the engines
             state = self.state()
             for engine in state["engines"][experiment.ranks : state["workers"]]:
-                client[engine].apply_async(prepare)  # idle ranks import the modules of training
+                # ranks without work import the modules for training
+                client[engine].apply_async(prepare)
         self._submitted.add(live)
         live.begin(show)
         return live
 
     def last_submitted(self, show: bool = False) -> RunHandle:
-        """Return the handle of the last submitted run of any process, whether running or ended.
+        """Return the handle of the last run that any process has submitted to this cluster.
 
         A run of another process can be watched and stopped from here, and `result()` waits for it.
         Only the process that submitted the run writes the run's record. If the submitting process
-        ends before the ranks do, all ranks end after the same step, and the run is interrupted.
+        ends earlier than the ranks, all ranks stop after the same step. The run's state is then
+        "interrupted".
 
         Raises:
             LabkitError: No run was submitted yet.
@@ -416,7 +424,7 @@ class Cluster:
         workers: int | None = None,
         batch_size: int = 256,
     ) -> Batch:
-        """Predict rows by a trained model on several ranks, like `run.model().predict(x)`.
+        """Predict rows with a trained model on several ranks, as `run.model().predict(x)` does.
 
         Replicas divide the rows among themselves. Each pipeline stage passes a micro-batch to the
         next stage and then starts its next micro-batch. Tensor-parallel ranks compute all rows
@@ -425,9 +433,10 @@ class Cluster:
         Args:
             run: A completed run, or a .keras file.
             x: An array of shape (rows, …), or a nest of arrays; cast to the model's input type.
-            strategy: Strategy by which the ranks divide the work; None: the strategy of the run's
-                training, or `AllReduce` for a file.
-            workers: Number of ranks; None: the run's number if its strategy is used, otherwise all.
+            strategy: Strategy that divides the work among the ranks. None selects the strategy of
+                the run's training, or `AllReduce` for a file.
+            workers: Number of ranks. None selects the run's number if the run's strategy is used,
+                or else all ranks.
             batch_size: Number of rows that the model, or a pipeline stage, processes at a time;
                 default: 256.
 
@@ -472,7 +481,7 @@ class Cluster:
     # --- starting ----------------------------------------------------------------------------
 
     def state(self) -> launch.ClusterState:
-        """Return the cluster's state as its supervising process has written it."""
+        """Return the cluster's state, which its supervising process has written."""
         return self._engines.state()
 
     def how_ended(self) -> End | None:
@@ -523,8 +532,7 @@ class Cluster:
             "fault_tolerant",
             "spares",
         ]
-        # With a trusted network, a running cluster is accepted whether or not it trusts the
-        # network.
+        # If `trusted_network` is True, a running cluster is accepted with either value.
         if not self.how.trusted_network:
             fields.append("trusted_network")
         for field in fields:
@@ -574,7 +582,7 @@ def run(
     resume: ResumeFrom = None,
     oversubscribe: bool = False,
 ) -> Run:
-    """Run an experiment on a cluster that fits its ranks and threads, see `Cluster.run`.
+    """Run an experiment on a cluster with fitting ranks and threads; see `Cluster.run`.
 
     The cluster is started if none is running. Experiments on the virtual clock run in one engine,
     which lives as long as this process.
@@ -599,7 +607,7 @@ def predict(
     batch_size: int = 256,
     oversubscribe: bool = False,
 ) -> Batch:
-    """Predict rows by a run's model on the run's number of ranks, see `Cluster.predict`."""
+    """Predict rows with a run's model on as many ranks as the run, see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
     with Cluster(workers=workers, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.predict(run, x, strategy, workers, batch_size)

@@ -1,10 +1,9 @@
 """Interning of code objects on an engine, which prevents a memory leak in TensorFlow.
 
-TensorFlow stores the call stack of each graph operation until the process ends, and stores equal
+TensorFlow stores the call stack of each graph operation until the process ends. It stores equal
 stacks only once. A call stack consists of Python code objects. Without interning, each call would
-create new code objects.
-A new code object would represent the line with which ipyparallel calls a function, or a function
-that is pickled by value.
+create new code objects. The new objects would be the code of functions that are pickled by value,
+and of the line with which ipyparallel calls a function.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SOME = 4096  # maximum number of interned code objects
 
 
 def intern(code: CodeType) -> CodeType:
-    """Return the earliest interned object that equals `code` and has the same file and lines."""
+    """Return the first interned code object with the same code, file and line numbers."""
     return _first(code, code.co_filename, code.co_linetable)
 
 
@@ -59,10 +58,10 @@ def intern_calls() -> None:
     from ipyparallel.serialize import codeutil
 
     class Kernel(kernel.IPythonParallelKernel):
-        """A kernel like ipyparallel's, in which each function call executes the same line."""
+        """An ipyparallel kernel whose function calls all execute the same line of source."""
 
         def do_apply(self, content: Any, buffers: Any, message: str, metadata: Any) -> Any:
-            """Call a function; the executed line contains a constant instead of the message id."""
+            """Call a function with a constant message id, so that the executed line is constant."""
             return super().do_apply(content, buffers, "call", metadata)
 
     app.Kernel = Kernel

@@ -2,9 +2,9 @@
 
     python -m labkit.cluster.early_start FOLDER START
 
-The module's process starts the cluster that the notebook will need, like `labkit prestart`, but
-only once. The process holds a lease on the cluster until the notebook claims the cluster, or until
-the standard input of this process closes.
+The module starts the cluster that the notebook will need. It works like `labkit prestart`, but
+starts engines only once. The process keeps the cluster alive until the notebook claims it, or until
+the standard input of the process closes.
 """
 
 from __future__ import annotations

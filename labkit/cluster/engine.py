@@ -37,7 +37,7 @@ from labkit.worker.source_bundle import FOLDER
 
 POLL_INTERVAL = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
-ENDS = 30.0  # seconds in which mpiexec or srun must end its guests
+ENDS = 30.0  # seconds that mpiexec or srun may take to end its guests
 # A guest exits after `UNREACHED` seconds without the controller, because a network link may recover
 # earlier.
 UNREACHED = 30.0
@@ -62,7 +62,7 @@ class SafePath(list[str]):
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
-    """Return the command line that starts the ranks, and the command line of each rank."""
+    """Return two commands: one starts the ranks, and the other is the command of each rank."""
     if is_local:
         return [*words], [*THROTTLED_COMMAND, "engine"]
     # Guests do not get the variable KEEPER, because the keeper process uses it to find the
@@ -88,7 +88,7 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
 
 def watch_controller() -> None:
-    """Exit, and cancel this process's own Slurm job, if the controller stays unreachable."""
+    """Exit and cancel this process's Slurm job, if the controller is unreachable for long."""
     info = json.loads(os.environ[CONNECTION])
     address = info["location"], int(info["registration"])
 
@@ -119,7 +119,7 @@ class ImportsInWaves(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's usual spec with a loader that waits; None for other modules."""
+        """Return a spec whose loader waits if `name` is `module`; None for all other modules."""
         spec = PathFinder.find_spec(name, path, target) if name == self.module else None
         if spec is None or spec.loader is None:
             return None
@@ -129,13 +129,13 @@ class ImportsInWaves(MetaPathFinder):
             with start_semaphore(self.keeper):
                 execute(module)
 
-        # `exec_module` is replaced on one loader object, not on the loader's class.
+        # Only this loader object is changed, not the class of the loader.
         vars(spec.loader)["exec_module"] = wait_and_execute
         return spec
 
 
 def run_command(words: Sequence[str], keeper: Path) -> int:
-    """Run the command that starts guests; end it when the keeper ends; return its exit code."""
+    """Run the command that starts the guests until it or the keeper ends; return its exit code."""
     child = subprocess.Popen(words)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -147,7 +147,8 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    child.terminate()  # a second signal would make mpiexec skip its cleanup
+    # `terminate` is called once, because a second signal would make mpiexec skip its cleanup
+    child.terminate()
     try:
         return child.wait(ENDS)
     except subprocess.TimeoutExpired:
@@ -177,8 +178,8 @@ if __name__ == "__main__":
         # The controller leads a process group that contains its scheduler processes.
         watch(keeper, with_group=role == "controller")
     if role == "controller":
-        # Each forked process watches the lock itself, because a fork inherits no threads, and the
-        # leader of its process group may be killed.
+        # Each forked process watches the lock itself. A fork inherits no threads, and the leader of
+        # its process group may be killed earlier.
         os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
@@ -200,8 +201,8 @@ if __name__ == "__main__":
                 super().start()
 
         if role == "guest":
-            # An engine needs a profile folder at its start; `_collect_rank_info` removes this
-            # folder later.
+            # An engine needs a profile folder only while it starts; `_collect_rank_info` removes
+            # the folder.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]

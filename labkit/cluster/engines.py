@@ -1,4 +1,4 @@
-"""Engines that this process started, and engines of other machines that it joined."""
+"""Engines of a cluster: those of this machine, and those of other machines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LocalEngines:
         folder: Folder with the cluster's files.
         name: Name of the cluster.
         how: Launch options of the ranks.
-        oversubscribe: Whether the cluster may have more ranks than the cores or the free memory
-            allow.
+        oversubscribe: Whether the number of ranks may exceed the limits that cores and free memory
+            set.
     """
 
     def __init__(self, folder: Path, name: str, how: Start, oversubscribe: bool = False) -> None:
@@ -43,7 +43,7 @@ class LocalEngines:
         self._lease: Lease | None = None
 
     def start(self) -> Connection:
-        """Acquire a lease, start the engines unless they are running, and return the connection.
+        """Acquire a lease, start the engines if necessary, and return the connection info.
 
         Raises:
             InvalidInput: The machine is too small, or the network is not trusted.
@@ -54,8 +54,8 @@ class LocalEngines:
         with locked(
             self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
         ):
-            # The lease is acquired before the engines are checked. A keeper process that is about
-            # to end the cluster sees the lease.
+            # The lease is acquired before `how_ended` checks the engines. A keeper process that
+            # would otherwise end the cluster finds the lease.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)
@@ -129,7 +129,7 @@ UNREACHED = 30.0  # seconds without a connection after which the engines count a
 
 
 class RemoteEngines:
-    """Engines of another machine's cluster; they run while that machine holds a lease.
+    """Engines of another machine's cluster; they run while the other machine uses them.
 
     Calls from different processes of this machine run one after another. Only one machine at a time
     may use the ranks, because labkit does not coordinate calls from several machines.
@@ -173,7 +173,8 @@ class RemoteEngines:
                 f"{file.name} was written by another version of labkit; install the same version "
                 "on both machines"
             )
-        if self.how.is_local:  # the pids of the other machine would be mistaken for local pids
+        # a local process could have the same pid as an engine of the other machine
+        if self.how.is_local:
             raise InvalidInput(
                 f"{file.name} describes a cluster that listens on loopback only, so this machine "
                 "cannot reach it; start a cluster on hosts: Cluster(hosts=[…]) or "
@@ -210,7 +211,7 @@ class RemoteEngines:
         return self._state
 
     def how_ended(self) -> End | None:
-        """If the controller does not answer, return why the engines count as ended; else None."""
+        """Return why the engines count as ended if the controller does not answer; else None."""
         now = time.monotonic()
         if now - self._queried_at > ASK_EVERY:
             address = self._connection["location"], int(self._connection["registration"])

@@ -53,9 +53,9 @@ POLL_INTERVAL = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between heartbeats; an engine registers at its second heartbeat
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
-TRIES = 5  # maximum number of attempts to start; another program may take a free port meanwhile
-# mpiexec prints the text `DEAF` if an earlier mpiexec with the same pid was killed and has left its
-# session files.
+TRIES = 5  # maximum number of attempts to start; another program may take the port of an attempt
+# mpiexec prints the text `DEAF` if session files exist under its pid. An earlier mpiexec with the
+# same pid leaves such files when it is killed.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
 GIVEN_UP_START = "the start was abandoned, because no process waits for the engines"
@@ -66,7 +66,7 @@ OPEN = (
     "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, allow "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
-LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; it may open none
+LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; mpiexec may have none
 FEW = 5  # maximum number of nodes that an error message lists
 # If the exit code is 213, mpiexec has printed the cause, but a busy machine may lose this output.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
@@ -88,7 +88,7 @@ class _Child:
 
 
 class Controller(_Child, LocalControllerLauncher):
-    """The controller process of ipyparallel; it watches the lock of the cluster's keeper."""
+    """The controller process of ipyparallel; it ends when the cluster's keeper process ends."""
 
     # Commands are lists, because they replace ipyparallel's traits of type list.
     controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
@@ -99,12 +99,12 @@ class Controller(_Child, LocalControllerLauncher):
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
     def get_output(self, remove: bool = False) -> str:
-        """Return the output; do not remove the log file, because a later error message needs it."""
+        """Return the output without removing the log file; error messages quote the file."""
         return str(super().get_output(remove=False))
 
 
 class Engines(_Child, MPIEngineSetLauncher):
-    """The engines of all ranks, started by mpiexec or srun; each watches the keeper's lock."""
+    """The engines of all ranks, started by mpiexec or srun; they end when the keeper ends."""
 
     engine_args = [f"--IPEngine.max_heartbeat_misses={round(GIVEN_UP / BEAT)}"]  # noqa: RUF012
 
@@ -153,13 +153,14 @@ class ClusterKeeper:
         self._queried_at = time.monotonic()  # time of the last query to Slurm
 
     def start(self) -> None:
-        """Start controller and engines; write cluster.json when all engines have registered."""
+        """Start the controller and the engines, and write cluster.json when all are registered."""
         # Child processes inherit the launcher's environment variables, which must be set before
         # TensorFlow is imported.
         variables = self.how.environment(self._job)
         os.environ.update(variables)
         self.sessions.mkdir(mode=0o700, exist_ok=True)
-        if self.how.is_local:  # mpiexec's daemons on other hosts could not use `sessions`
+        # only the local mpiexec can use the folder `sessions`; daemons on other hosts cannot
+        if self.how.is_local:
             os.environ[SESSIONS] = str(self.sessions)
             os.environ.update(backing_variables(self.ranks, [self.sessions]))
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
@@ -225,7 +226,7 @@ class ClusterKeeper:
             self._check_start()
             confined = confined or self._confine()  # mpiexec may open its listening socket late
             time.sleep(0.05)
-        self._confine()  # binds sockets that the ranks have opened meanwhile
+        self._confine()  # the ranks may have opened further sockets
         # The ranks report during the start, because they may be busy when a client connects later.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
@@ -260,12 +261,12 @@ class ClusterKeeper:
         return list(call.get())
 
     def _mpiexec(self) -> psutil.Process:
-        """Return the process of mpiexec or srun, which a helper process starts for other hosts."""
+        """Return the process of mpiexec or srun; with several hosts, it is a helper's child."""
         process = psutil.Process(self.cluster.engine_set.pid)
         return process if self.how.is_local else process.children()[0]
 
     def _confine(self, patience: float = 0.0) -> bool:
-        """Bind the sockets of the local mpiexec to loopback; return whether mpiexec has any socket.
+        """Bind the sockets of the local mpiexec to loopback; return whether it has a socket.
 
         Args:
             patience: Maximum seconds to wait for mpiexec's first socket.
@@ -292,9 +293,9 @@ class ClusterKeeper:
             raise InvalidInput(f"{error}; {OPEN}") from None
 
     def _check_start(self) -> None:
-        """Raise an error if the start has failed; record why a queued Slurm job is waiting."""
-        # The flag `is_given_up` is also tested here, because an exception that the signal handler
-        # raises in a finalizer is lost.
+        """Raise an error if the start has failed; if a Slurm job waits in the queue, record why."""
+        # The flag `is_given_up` is also tested here. An exception is lost if the signal handler
+        # raises it while Python runs a finalizer.
         if self.is_given_up:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
@@ -317,7 +318,7 @@ class ClusterKeeper:
             self.write_state("starting", End("; ".join(reasons)))
 
     def _has_lost_rank(self) -> bool:
-        """Return whether a rank has died during the start, which a fault-tolerant mpiexec hides."""
+        """Return whether a rank died during the start; a fault-tolerant mpiexec does not tell."""
         now = time.monotonic()
         if self.how.is_local and self.how.fault_tolerant and now - self._counted > POLL_INTERVAL:
             self._counted = now
@@ -334,12 +335,12 @@ class ClusterKeeper:
         return [*reasons, *self._unavailable_nodes()] if reasons else []
 
     def _unavailable_nodes(self) -> list[str]:
-        """Return up to `FEW` unavailable nodes with the cause; a queued job may wait for them."""
+        """Return up to `FEW` unavailable nodes with their reasons; a job may wait for them."""
         nodes = self.how.queue().nodes(self.how.partition)
         return [node.trouble for node in nodes if node.trouble][:FEW]
 
     def wait(self) -> End:
-        """Wait until no lease is left or a cluster process ends; return why the cluster ends."""
+        """Wait until no process uses the cluster or one of its processes ends; return the cause."""
         last_wanted = time.monotonic()
         while True:
             time.sleep(POLL_INTERVAL)
@@ -351,8 +352,8 @@ class ClusterKeeper:
                 self.write_state("ready")
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
-            # The cluster ends only if no lease exists for two polls. A cell that recreates its
-            # cluster releases one lease before it acquires the next.
+            # The cluster ends only if no lease exists for two polls. When a cell recreates its
+            # cluster, the old lease ends before the new lease begins.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
                 return End("no process uses the cluster")
 
@@ -398,7 +399,7 @@ class ClusterKeeper:
         return End("; ".join([job.cause, *nodes]))
 
     def _ended_job(self) -> SlurmJob | None:
-        """Return the job of the ranks once it has ended, or after a timeout; None if unknown."""
+        """Return the ranks' job when it has ended, or after a timeout; None if it is unknown."""
         end = time.monotonic() + DONE
         while True:
             jobs = self.how.queue().jobs(name=self._job)
@@ -408,7 +409,7 @@ class ClusterKeeper:
             time.sleep(POLL_INTERVAL)
 
     def _transient_cause(self, error: Exception) -> str | None:
-        """Return the transient cause of a failed start, or None if another attempt would fail."""
+        """Return why another attempt to start may succeed, or None if it would fail, too."""
         if self._port_taken():
             return "another program uses a port of the ipyparallel controller"
         if DEAF in str(error):
@@ -460,13 +461,13 @@ class ClusterKeeper:
     def _cancel(self) -> None:
         try:
             self.how.queue().cancel(name=self._job)
-        # Engines cancel their job themselves when they lose the controller.
+        # If the cancellation fails, the engines cancel their job when they lose the controller.
         except LabkitError as error:
             print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _is_rank(child: psutil.Process) -> bool:
-    """Return whether a child of mpiexec is a rank; a wrapper script may add other children."""
+    """Return whether a child of mpiexec is a rank, and not a process of a wrapper script."""
     words: list[str] = Engines.engine_cmd
     with suppress(psutil.Error):
         return child.cmdline()[: len(words)] == words
@@ -477,8 +478,8 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     """Wait at a barrier, unlink shared-memory files, and return (rank, size, pid, host).
 
     An unlinked shared-memory file disappears when the last process that maps it ends, even by a
-    crash. A guest (an engine on another host) also removes its profile folder, which it needs only
-    during its start.
+    crash. A guest (an engine on another host) also removes its profile folder, because only its
+    start needs the folder.
     """
     import os
     import shutil
@@ -558,7 +559,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         while True:
             ended = keeper.wait()
-            # If a process has acquired a lease before the keeper process has the start lock, the
+            # If a process acquires a lease before the keeper process acquires the start lock, the
             # cluster continues. A process that comes later waits for the start lock, and then
             # starts a new cluster.
             with locked(folder / "start.lock"):

@@ -28,7 +28,8 @@ QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
 START_LIMIT = 300.0  # maximum seconds of a start, enough for a busy machine
 # The files in `OUTLIVE` remain in a cluster's folder after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
-UNSETTLED = "unsettled"  # file in a cluster's folder that marks warm engines as not yet claimed
+# if this file is in a cluster's folder, no process has claimed the warm engines
+UNSETTLED = "unsettled"
 # If a keeper's message begins with `REFUSED`, another attempt to start would fail, too.
 REFUSED = "refused: "
 
@@ -85,11 +86,11 @@ def is_up(folder: Path) -> bool:
 
 
 def end(folder: Path) -> End | None:
-    """Return how the cluster in `folder` has ended, or None while the cluster is running.
+    """Return how the cluster in `folder` has ended, or None while it is running.
 
-    The keeper process writes how its cluster has ended into the cluster's state. If the lock of the
-    keeper process is free, but the state does not tell how the cluster ended, the keeper process
-    was killed.
+    When a cluster ends, its keeper process writes the cause into the state (cluster.json). If the
+    lock of the keeper process is free, but the state contains no cause, the keeper process was
+    killed.
     """
     has_keeper = is_held(folder / "keeper.lock")
     # The state is read after the lock test, because a keeper writes the state before it releases
@@ -119,8 +120,8 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # If another process has begun to start the cluster and no longer waits for it, this process
-        # continues to wait for the same start. If the keeper process is ending its cluster, this
+        # Another process may have begun to start the cluster, and then have stopped waiting. This
+        # process then waits for the same start. If the keeper process is ending its cluster, this
         # process waits until the keeper process has ended.
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
@@ -145,8 +146,8 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             | {imports.VARIABLE: imports.extra_folders()},
             start_new_session=True,  # Ctrl-C in a terminal does not end the engines
         )
-    # The new keeper process may exit, because another keeper process, which an earlier start has
-    # left, has acquired the lock.
+    # The new keeper process exits if it does not get the lock. A keeper process of an earlier start
+    # may have acquired the lock first.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -154,15 +155,15 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
 
 
 def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
-    """Wait for engines while `continues()` is true, up to START_LIMIT; return whether they run."""
+    """Wait for engines until `continues()` is false, or START_LIMIT; return whether they run."""
     begin, ticker = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (record := state(folder))["state"] != "ready":
         waits_for = record["message"] if record["state"] == "starting" else ""
         if waits_for:  # START_LIMIT does not include the time in Slurm's queue
             begin = time.monotonic()
         ticker.tick(waits_for)
-        # If the keeper process has ended, `continues` returns False, so that this process stops
-        # waiting before START_LIMIT.
+        # `continues` returns False when the keeper process has ended. Otherwise, this process would
+        # wait until START_LIMIT.
         if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
@@ -173,8 +174,9 @@ def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
 def clear(folder: Path) -> None:
     """Remove the files of an ended cluster, including the connection files with its keys.
 
-    Lock files are not removed, because another process may be about to acquire a lock. No file is
-    removed while a process holds a lease, because the files record how the cluster has ended.
+    Lock files are not removed, because another process may be about to acquire a lock. The files
+    record how the cluster has ended. They therefore remain while a process still holds a lease on
+    the cluster.
     """
     start = Lock(folder / "start.lock")
     try:
@@ -233,7 +235,7 @@ def _holders(processes: list[int]) -> str:
 
 
 def leases(folder: Path) -> list[int]:
-    """Return the pids of the processes (not sweeps) that hold leases on the cluster in `folder`.
+    """Return the pids of the processes that hold leases on a cluster, without sweeps.
 
     The pids are read from file names, because opening and closing a lock file would release this
     process's own lock.
@@ -243,7 +245,7 @@ def leases(folder: Path) -> list[int]:
 
 
 class _Ticker:
-    """Prints on stderr what a process waits for: continuously in a terminal, rarely in a log."""
+    """Prints on stderr what a process waits for: repeatedly in a terminal, rarely in a log."""
 
     def __init__(self, label: str) -> None:
         self.label, self.begin = label, time.monotonic()
@@ -255,7 +257,7 @@ class _Ticker:
 
     def tick(self, waits_for: str = "") -> None:
         now = time.monotonic()
-        # In a log, lines are rare, because Slurm's estimate of a job's start changes often.
+        # In a log, lines are rare, because Slurm's estimate of the waiting time changes often.
         if waits_for != self.reason and now - self.printed_at > (1 if self.visible else QUIET):
             self.reason, self.printed_at = waits_for, now
             print(f"\n{waits_for or 'the start continues'}", end=" … ", file=sys.stderr, flush=True)

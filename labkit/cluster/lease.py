@@ -30,7 +30,7 @@ from labkit.communicator import launcher
 from labkit.records import store
 
 HOLD = "LABKIT_HOLD"  # environment variable with the path of the `Hold` file of a sweep
-WARM = "warm"  # replaces the pid in the name of a lease on a cluster with warm engines
+WARM = "warm"  # name of a lease that keeps warm engines running; other leases are named after a pid
 
 
 class Lease(Lock):
@@ -38,8 +38,8 @@ class Lease(Lock):
 
     Args:
         folder: Folder of the cluster.
-        who: Name of the lease's holder, for the name of the lease file; default: the id of this
-            process.
+        who: Name of the lease's holder, which is a part of the file's name. By default, the name is
+            the id of this process.
     """
 
     def __init__(self, folder: Path, who: str = "") -> None:
@@ -70,7 +70,7 @@ class Hold(Lock):
 
 
 def link_hold(folder: Path) -> None:
-    """Link the `Hold` file that the environment names, if any, to the leases of this cluster."""
+    """Add the `Hold` file of the sweep, if the environment names one, to this cluster's leases."""
     if path := os.environ.get(HOLD):
         # The hard link to the sweep's `Hold` file may exist already. If the sweep has ended and
         # removed its `Hold` file, this process will end soon, too.
@@ -99,11 +99,11 @@ def release_warm_lease(folder: Path) -> None:
 
 
 class Turn:
-    """The exclusive use of a cluster's ranks by one call; the constructor waits for the ranks.
+    """One call's exclusive use of a cluster's ranks; the constructor waits for the ranks.
 
-    A file lock does not exclude other threads of the same process, and a thread that closes the
-    lock file would release another thread's lock. Threads of this process first wait for a thread
-    lock, and then for the file lock.
+    A file lock does not exclude other threads of the same process. If a thread closed the lock
+    file, it would release the lock of another thread. Threads of this process first wait for a
+    thread lock, and then for the file lock.
     """
 
     _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
@@ -135,7 +135,7 @@ class Turn:
 
 @contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold the lock on a file inside the context; print `waiting` before any wait for the lock."""
+    """Hold a file lock inside the context; if the lock is taken, print `waiting` and wait."""
     lock = Lock(path)
     if not lock.acquire():
         if waiting:
@@ -176,8 +176,8 @@ SHAPING = (
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# The variables in `HARMLESS` match a prefix in `SHAPING` but do not affect computation: bytecode
-# folders and prompts.
+# The variables in `HARMLESS` match a prefix in `SHAPING`, but they affect no computation. They
+# concern bytecode files and prompts.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),

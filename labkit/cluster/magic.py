@@ -1,4 +1,4 @@
-"""The cell magic %%ranks, which runs a notebook cell on all ranks and ends it when a rank fails."""
+"""The cell magic %%ranks: it runs a notebook cell on all ranks until a rank fails."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from labkit.records.endings import STOP_SIGNALS, End
 
 ASK_EVERY = 1.0  # seconds between two requests for the current calls of the ranks
 TRIES = 3  # maximum number of restarts if ranks die before a cell starts
-GRACE = 0.5  # seconds to wait for other ranks, which may fail with the same error
+GRACE = 0.5  # seconds to wait for the other ranks, because they may fail with the same error
 
 
 class CellFailed(RankError):
-    """Raised when a cell of `%%ranks` has failed on a rank, after the traceback was shown."""
+    """Raised when a cell of `%%ranks` fails on a rank; the traceback is already on the screen."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return one line, which IPython shows instead of a traceback through labkit's code."""
+        """Return one line for IPython to show, instead of a traceback through labkit's code."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -43,7 +43,7 @@ def register(cluster: ClusterProtocol) -> None:
     from IPython import get_ipython
 
     def ranks(line: str, cell: str) -> None:
-        """Run the cell on all ranks; when a rank fails, end the cell and show other ranks' calls.
+        """Run the cell on all ranks; if a rank fails, end the cell and show the calls of others.
 
         With the option `retries=2`, the cell runs again up to two times after the death of a rank.
         """
@@ -56,7 +56,7 @@ def register(cluster: ClusterProtocol) -> None:
 
 
 def retries_of(line: str) -> int:
-    """Return how often a cell may run again, from the options on the cell's first line.
+    """Return the number of repetitions that the options on the cell's first line allow.
 
     >>> retries_of(""), retries_of("retries=2")
     (0, 2)
@@ -75,17 +75,17 @@ def retries_of(line: str) -> int:
 def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
     """Run source on all ranks, in the namespace of `%%px`; show the outputs in rank order.
 
-    When a rank raises an exception, the traceback is shown at once, together with the current call
-    of each rank that is still running. When a rank raises an exception, the ranks that are still
-    running are interrupted. If a rank does not return after the interrupt, for example from a
+    When a rank raises an exception, labkit shows its traceback at once. It also shows the current
+    call of each rank that is still running. When a rank raises an exception, the ranks that are
+    still running are interrupted. If a rank does not return after the interrupt, for example from a
     blocking MPI call, the engines restart. A restart of the engines preserves the variables of the
     other ranks.
 
     A cell that runs longer than the cluster's timeout continues, and the current calls of its ranks
     are shown. When the user interrupts a cell, the cell also ends on all ranks. After the death of
-    a rank, all engines restart, and the variables of the surviving ranks are preserved. After the
-    death of a rank, the cell runs again only if `retries` allows it, because repeating the cell's
-    side effects may be wrong.
+    a rank, all engines restart, and the variables of the surviving ranks are preserved. After a
+    rank's death, the cell runs again only if `retries` allows another run, because repeated side
+    effects may be wrong.
 
     Args:
         cluster: Cluster of the ranks.
@@ -190,7 +190,8 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            # Access to `client` restarts the engines at once, because %%px would not restart them.
+            # `client` restarts the engines at once. Without this access, the next `%%px` would find
+            # no engines.
             _ = self._cluster.client
         return locations
 
@@ -269,7 +270,7 @@ _faults: list[Fault] = []
 
 
 def with_injected_faults(experiment: Experiment) -> Experiment:
-    """Return the experiment with the faults that the current cell injects."""
+    """Return the experiment, with the faults of the current `%%fault` cell added."""
     if not _faults:
         return experiment
     return experiment.replace(faults=(*experiment.faults, *_faults))
@@ -311,7 +312,7 @@ def register_fault_magic() -> None:
 
 
 def _run(cell: str, shell: Any) -> Any:
-    """Run a cell whose errors propagate, and return the value of the cell's last expression."""
+    """Run a cell without catching its errors; return the value of its last expression."""
     statements = ast.parse(shell.transform_cell(cell)).body
     end = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
     module = ast.Module(statements, type_ignores=[])

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-MOST = 2**28  # maximum bytes per rank; the controller forwards variables, and more would block it
+# maximum bytes per rank, because too many bytes would block the controller, which forwards them
+MOST = 2**28
 POLL_INTERVAL = 0.05  # seconds
 
 Values: TypeAlias = dict[str, bytes]  # pickled values by name
 
 
 class CellVariables(NamedTuple):
-    """Saved variables of the ranks that have answered, and names of lost variables, by rank."""
+    """For each rank: its saved variables if it has answered, and names of lost variables."""
 
     values: Mapping[int, Values]
     lost: Mapping[int, list[str]]
@@ -45,8 +46,8 @@ def save_variables(
     Args:
         client: Client of the cluster.
         engines: Engine id of each rank.
-        stuck: Ranks that do not answer. Each variable that an answering rank reports counts as lost
-            on every rank in `stuck`.
+        stuck: Ranks that do not answer. The variables of a rank in `stuck` count as lost. The other
+            ranks report their names.
         seconds: Maximum seconds to wait for the other ranks.
     """
     calls = {r: client[e].apply_async(_pack, MOST) for r, e in engines.items() if r not in stuck}
@@ -67,7 +68,7 @@ def save_variables(
 def restore_variables(
     client: ipyparallel.Client, engines: Mapping[int, int], saved: CellVariables
 ) -> CellVariables:
-    """Define saved variables on new engines; return the restored and the lost variables."""
+    """Define saved variables on new engines; return which variables are restored or lost."""
     calls = {
         rank: client[engines[rank]].apply_async(_unpack, values)
         for rank, values in _non_empty(saved)
@@ -91,7 +92,7 @@ def _listed(names: Mapping[str, list[int]], what: str) -> str:
 
 
 def _pack(budget: int) -> tuple[Values, list[str]]:
-    """Return pickled variables of this engine up to `budget` bytes, and names of omitted ones."""
+    """Return this engine's pickled variables, at most `budget` bytes, and names of the rest."""
     import cloudpickle
     from IPython import get_ipython
 

@@ -21,7 +21,7 @@ from labkit.strategies import AllReduce, Batch, Strategy
 
 @dataclass(frozen=True)
 class PredictionSpec:
-    """Parameters of a prediction, including those fields of an experiment that strategies validate.
+    """Parameters of a prediction, and the fields of an experiment that strategies validate.
 
     Attributes:
         file: Path of the file in which Keras has saved the trained model.
@@ -89,8 +89,8 @@ def plan_prediction(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     values = {name: trained[name] for name in fields}  # use the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # A strategy with `uses_programs` gives each worker the complete model, so the strategy need not
-    # check the prediction.
+    # If a strategy has `uses_programs`, each worker has the complete model. Such a strategy need
+    # not check the prediction.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction

@@ -30,7 +30,7 @@ STOPPED = 30.0  # seconds that a process may be suspended by a signal before the
 
 
 class ProcessWatch:
-    """Detects processes that have ended or are suspended, including processes of other parents.
+    """Detects ended and suspended processes, even if this process is not their parent.
 
     Args:
         named: Process ids by name of the process.
@@ -44,10 +44,10 @@ class ProcessWatch:
         self._still: dict[str, float] = {}
 
     def end(self, seconds: float) -> End | None:
-        """Report that a child of the controller has ended, or a process is suspended too long.
+        """Return an `End` if a child of the controller has exited or a process is suspended long.
 
-        The launchers and the method `dead` report the ends of all other processes. Return None if
-        no child has ended and no process is suspended too long.
+        The launchers and the method `dead` report when any other process ends. Return None if no
+        child has ended and no process is suspended too long.
 
         Args:
             seconds: Seconds since the last call of this method.
@@ -143,7 +143,7 @@ RELOCATES = "OMPI_MCA_shmem_mmap_relocate_backing_file"
 
 
 def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[str, str]:
-    """Return variables that set another shared-memory folder; {} if /dev/shm is large enough.
+    """Return variables that replace a too small /dev/shm by another folder; {} if it is large.
 
     Args:
         ranks: Number of ranks that share memory.
@@ -224,8 +224,7 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
         patience: Maximum seconds to wait for the child's first listening socket.
         drop_packets: Whether the sockets drop all packets, even packets from this machine.
 
-    Returns:
-        Whether the child process has any socket to rebind.
+    Returns: Whether the child process had a listening socket that other machines could reach.
 
     Raises:
         LabkitError: The operating system does not permit the change.

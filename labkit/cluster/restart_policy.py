@@ -1,4 +1,4 @@
-"""Restarts of a training call after ranks have died: from the newest checkpoint or the start."""
+"""Restarts of training after ranks have died, from the newest checkpoint or the first step."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.endings import STOP_SIGNALS
 from labkit.records.stream import FOLDER, Message
 
-TRIES = 3  # maximum number of successive calls that end by deaths without progress
+TRIES = 3  # maximum number of successive calls that end by a death without progress of training
 
 
 def ranks_to_blame(
     error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
 ) -> list[int]:
-    """Return the ranks whose death has ended a call; none if a program error has ended it.
+    """Return the ranks whose death ended a call, or no rank if a program error ended the call.
 
     Args:
         error: The error with which the call has ended.
         dead: Ranks of processes that have died.
-        all_ended: Whether all engines have ended; if so, the death of `error.rank` counts as the
-            cause.
-        outlived: Dead ranks whose death the call had survived before it ended. A dead spare counts
-            as the rank that it replaced.
+        all_ended: Whether all engine processes have ended; if they have, `error.rank` counts as
+            dead.
+        outlived: Ranks that had died earlier, while the call continued without them. A spare
+            process that has died is listed under the rank that it had replaced.
     """
     if error.signal in STOP_SIGNALS or isinstance(error, Refused):
         return []
     culprit = {error.rank} if all_ended and error.rank is not None else set()
     unsurvived = [rank for rank in sorted(dead) if rank not in outlived]
     ranks = {*unsurvived[: max(0, len(dead) - len(outlived))], *culprit}
-    # If no rank is to blame yet but the error reports a death, all dead ranks are to blame.
+    # If `ranks` is empty but the error reports a death, all dead ranks are to blame.
     return sorted(ranks or (dead if ENDED in str(error) else ()))
 
 
@@ -61,14 +61,15 @@ class RestartPolicy:
         context: Checkpoint settings of the first call; None: the run saves no checkpoints.
 
     Attributes:
-        experiment: The experiment without the injected kills that have already happened.
+        experiment: The experiment without the injected faults that have already killed a rank.
         restarts: Entries for the run's record, one per restart. An entry of `restarts` contains the
-            dead ranks, the step of the restart, and the number of repeated steps. The source in an
-            entry is a checkpoint or the start of training. An entry of `restarts` also contains the
-            seconds of four successive phases. The phase `detect` lasts from the last message of the
-            dead rank until all other ranks have ended. The phase `rebuild` lasts until the engines
-            run again, and the phase `prepare` until the ranks have loaded data and model. The phase
-            `repeat` lasts until the ranks have again reached the step at which the rank died.
+            dead ranks, the step of the restart, and the number of repeated steps. An entry's
+            `source` tells whether training restarted from a checkpoint or from its first step. An
+            entry of `restarts` also contains the seconds of four successive phases. The phase
+            `detect` lasts from the last message of the dead rank until all other ranks have ended.
+            The phase `rebuild` lasts until the engine processes run again. The phase `prepare`
+            lasts until the ranks have loaded the data and the model. The phase `repeat` lasts until
+            the ranks have again reached the step at which the rank died.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class RestartPolicy:
         self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
         self._steps: dict[int, int] = {}  # steps that each rank has completed since the restart
-        # `_furthest` is the furthest step before a death; `_tries` is the number of calls without
-        # progress.
+        # `_furthest` is the highest step reached before a death. `_tries` counts successive calls
+        # without progress.
         self._furthest, self._tries = -1, 0
         self.restarts: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
@@ -172,7 +173,7 @@ class RestartPolicy:
         return (self._context or CheckpointContext(None))._replace(resume=resume, goes_on=True)
 
     def _newest(self) -> tuple[Resume | None, str]:
-        """Return the newest complete checkpoint and "", or None and why no checkpoint is usable."""
+        """Return (newest complete checkpoint, ""), or (None, reason) if no checkpoint is usable."""
         try:
             return checkpoints.newest_checkpoint(
                 self._directory.resolve(), is_compatible(self.experiment)

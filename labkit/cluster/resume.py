@@ -1,4 +1,4 @@
-"""Selection of the run and of the checkpoint from which an experiment resumes."""
+"""Choice of the run and the checkpoint from which an experiment resumes training."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def validate_checkpoint(
 
 
 def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
-    """Return the earlier run of the same experiment that should be resumed, or None.
+    """Return an earlier run of the same experiment to resume, or None if no run fits.
 
     Args:
         experiment: The experiment.
-        resume: True: return the newest interrupted or failed run in the folder of all runs. None:
-            in a batch job that runs again, return the job's next run, even if the run is completed.
+        resume: If True, return the newest interrupted or failed run in the folder of all runs.
+            If None in a restarted batch job, return the job's next run, even a completed run.
 
     Raises:
         UnsafeFile: The folder contains a link or a special file.
@@ -105,10 +105,10 @@ def checkpoint_context(
     Args:
         experiment: The experiment.
         checkpoint: Settings for saving checkpoints, such as the interval between them.
-        run: Run whose newest complete checkpoint is the start of training; None: train from the
-            beginning.
-        goes_on: Whether training continues the record of `run`, which may not yet have a
-            checkpoint.
+        run: Training starts from the newest complete checkpoint of this run, or from the first step
+            if None.
+        goes_on: Whether training appends to the record of `run`, even if `run` has no checkpoint
+            yet.
 
     Raises:
         InvalidInput: The run has no complete checkpoint, or its newest checkpoint has already
@@ -178,16 +178,16 @@ def _require_remaining_epochs(experiment: Experiment, state: Resume) -> None:
 def begin_record(
     directory: Path, experiment: Experiment, context: CheckpointContext | None
 ) -> None:
-    """Write to the run's record that the run starts, and from which checkpoint it resumes."""
+    """Record the start of the run, and the checkpoint from which the run resumes."""
     if context is None or (resume := context.resume) is None:
-        # The checkpoint folder contains only incomplete checkpoints here, so the folder is removed.
+        # No checkpoint in the folder is complete, so the folder is removed.
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if context.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
-        # The message stream of ranks that were killed is removed.
+        # Killed ranks may have left message files in the run's folder, so the files are removed.
         shutil.rmtree(directory / FOLDER, ignore_errors=True)
         checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:

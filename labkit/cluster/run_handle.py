@@ -1,13 +1,13 @@
-"""Handles of running experiments: history rows so far, result, and progress panel.
+"""Handles that give access to a running experiment's history rows, result and progress panel.
 
-Replies to messages of a Jupyter front end while a cell blocks the kernel.
+The module also answers messages of the Jupyter front end while a cell blocks the kernel.
 
 A Jupyter kernel handles one message at a time. A browser page that is reloaded asks for the
 kernel's info and for the state of its widgets. Without this module, the page would get no reply
 before the running cell ends. ipykernel 7 receives messages on a separate thread, which can reply
 while a cell waits for ranks.
 
-Access to the last run that was submitted to a cluster, from another cell or process.
+The module also lets other cells and processes access the last run submitted to a cluster.
 
 A notebook or process can watch and stop a run that another process has submitted. Only the
 submitting process writes the run's record. If the submitting process ends before the ranks do, the
@@ -52,7 +52,7 @@ ANSWERED = {"kernel_info_request", "comm_info_request", "comm_open", "comm_msg",
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Reply to front-end messages until the context ends; do nothing before ipykernel 7."""
+    """Reply to messages of the Jupyter front end inside the context; requires ipykernel 7."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel = cast("IPythonKernel", getattr(shell, "kernel", None))
     if shell is None or getattr(kernel, "shell_channel_thread", None) is None:
@@ -87,8 +87,8 @@ async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) ->
     answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # A page waits for the status "idle" after each of its messages. The status "idle" is published
-    # for the page although the cell is still running, and then "busy" again.
+    # A page waits for the status "idle" after each of its messages. The page receives the status
+    # "idle" although the cell is still running, so the status "busy" follows at once.
     publish({"execution_state": "idle"}, parent=request)
     publish({"execution_state": "busy"}, parent=cell)
     return True
@@ -123,7 +123,8 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # `_newest` maps each rank to its last step, and the key -1 to the last epoch.
+        # `_newest` maps each rank to the number of its last step; the key -1 holds the last epoch's
+        # number.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []
@@ -170,7 +171,7 @@ class RunHandle:
         return self._panel.widget
 
     def show(self) -> None:
-        """Show progress until the run ends: in a panel in JupyterLab, in a line in a terminal."""
+        """Show progress until the run ends, as a panel in JupyterLab or as a line in a terminal."""
         if in_notebook():
             from IPython.display import display
 
@@ -194,7 +195,7 @@ class RunHandle:
     # --- the thread --------------------------------------------------------------------------
 
     def begin(self, show: bool = False) -> None:
-        """Start to follow the run's messages; `show` displays the progress."""
+        """Start a thread that reads the run's messages, and displays progress if `show` is True."""
         # The thread is a daemon, so that the interpreter can exit before the ranks have ended.
         threading.Thread(target=self._follow, name="labkit-live", daemon=True).start()
         if show:

@@ -39,7 +39,7 @@ Row = dict[str, float]  # a history row of a step, or the metrics after an epoch
 
 @dataclass(frozen=True)
 class Outline:
-    """The facts about an experiment that displays show; the run's record also contains them."""
+    """Label, number of workers and epochs, and clock of an experiment, for progress displays."""
 
     label: str
     workers: int
@@ -76,7 +76,7 @@ class RankProgress:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each component in the time of the latest steps; all shares add up to 1."""
+        """Fraction of the step time that each component takes in the latest steps; the sum is 1."""
         spent = {name: sum(row.get(key, 0) for row in self.last) for name, key in PARTS.items()}
         total = sum(spent.values())
         return {name: seconds / total if total else 0.0 for name, seconds in spent.items()}
@@ -93,12 +93,12 @@ class RunProgress:
         ranks: Progress of each rank, by rank number.
         doing: Current activity of the ranks, such as "training".
         loss: Latest loss that any rank has reported.
-        steps_per_epoch: Number of steps of an epoch; None until it is known.
+        steps_per_epoch: Number of steps per epoch, or None while the number is unknown.
     """
 
     def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.epochs, self._clock = epochs, clock
-        # `_first` and `_last` each contain a time and the mean number of steps per rank at that
+        # `_first` and `_last` are pairs of a time and the mean number of steps per rank at that
         # time.
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
@@ -131,7 +131,7 @@ class RunProgress:
 
     def _step(self, row: Row) -> None:
         self.ranks.setdefault(int(row["rank"]), RankProgress()).add(row)
-        # A worker that is ahead of the other workers may be beyond the last epoch.
+        # A fast worker may be past the last epoch, so the epoch number is limited.
         self.epoch = min(max(self.epoch, int(row["epoch"])), self.epochs - 1)
         if not math.isnan(row["loss"]):
             self.loss = row["loss"]
@@ -143,7 +143,7 @@ class RunProgress:
 
     @property
     def _mean_steps(self) -> float:
-        """Mean number of completed steps per rank; asynchronous ranks differ in their numbers."""
+        """Mean number of completed steps per rank; asynchronous ranks may differ in step count."""
         return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
 
     @property
@@ -151,14 +151,14 @@ class RunProgress:
         """Completed share of training, from 0 to 1; None until the length of an epoch is known."""
         if not self.steps_per_epoch:
             return None
-        # Late gradients are dropped, so ranks may have done fewer steps than planned at the end of
-        # an epoch.
+        # Late gradients are dropped, so at the end of an epoch ranks may have completed fewer steps
+        # than planned.
         completed = max(self._mean_steps, self._ended * self.steps_per_epoch)
         return min(1.0, completed / (self.steps_per_epoch * self.epochs))
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds for the remaining steps, from the speed after the first observed steps.
+        """Estimated seconds until training ends, computed from the speed without the first steps.
 
         The first steps are not included in the speed, because they include tracing and compilation.
         """
@@ -195,7 +195,7 @@ class Display(Protocol):
         """Show the current state of the experiment."""
 
     def close(self, live: ProgressView) -> None:
-        """Show how the run has ended; this is the last call of the display."""
+        """Show how the run ended; afterwards the display receives no further call."""
 
 
 WHAT_STOP_DOES = "End training after the same step on all ranks; the run is recorded as interrupted"
@@ -205,7 +205,7 @@ class LivePanel:
     """The widgets that show a running experiment in JupyterLab.
 
     Attributes:
-        widget: The widget that contains all others.
+        widget: The outer widget, which contains the other widgets.
         stop: The button that ends training.
     """
 
@@ -283,7 +283,7 @@ def in_notebook() -> bool:
 
 
 def line() -> ProgressLine:
-    """Return a progress line: a terminal rewrites it, and a log receives a new line every 5 s."""
+    """Return a display that rewrites one line in a terminal, or adds a line to a log every 5 s."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
         return ProgressLine(every=0.2, end="")
     return ProgressLine(every=5.0, end="\n")
@@ -297,7 +297,7 @@ class ProgressLine:
         self._shown_at, self._shown = 0.0, ""
 
     def draw(self, live: ProgressView) -> None:
-        """Rewrite the line, but not more often than every `every` seconds."""
+        """Rewrite the line at most once in `every` seconds."""
         if time.monotonic() - self._shown_at > self.every:
             self._print(live, self.end)
 

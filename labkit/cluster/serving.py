@@ -56,7 +56,8 @@ def serve(
         cluster: Cluster whose ranks are measured.
         run: A completed run, or a .keras file.
         x: Rows of shape (rows, …) for the model's single input.
-        ways: Strategies to measure, by display name, see `Strategy.serving`.
+        ways: Strategies to measure, as a mapping from display name to strategy; see
+            `Strategy.serving`.
         networks: Networks to emulate; None: no emulation.
         batch_sizes: Batch sizes to measure, in rows.
         repeats, streams: Number of single batches, and number of streams, that are timed for each
@@ -121,12 +122,12 @@ def serve(
 
 
 def replay(run: Run, show: bool = True, **changes: Any) -> Run:
-    """Simulate a run with parameter servers again, and return the run of the simulation.
+    """Simulate a recorded run with parameter servers, and return the new, simulated run.
 
     If `changes` is empty, the servers apply the gradients in the recorded order. If `changes` is
     empty, the final weights equal those of the recorded run, even if the run used the wall clock.
-    If `changes` contains fields, the order of the updates follows from the compute times. `replay`
-    uses the recorded compute times, unless a change replaces them.
+    If `changes` is not empty, the simulated compute times determine the order of the updates.
+    `replay` uses the recorded compute times, unless a change replaces them.
 
     Args:
         run: A completed run of a strategy with servers.

@@ -1,4 +1,4 @@
-"""Reports of the current call of a rank's main thread, even while it is blocked inside MPI."""
+"""Reports of the call that a rank's main thread executes, even if MPI blocks the thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 70  # maximum number of characters in the text of a call
 
 
 def start_reporting(folder: Path) -> None:
-    """Make SIGUSR1 write the current call of this process's main thread to a file in `folder`.
+    """Start a thread that writes the main thread's current call to `folder` upon SIGUSR1.
 
     One thread waits for SIGUSR1, and all other threads block it, so the signal does not interrupt
     calls of the main thread. Call this function before other threads start, because threads inherit
@@ -32,7 +32,7 @@ def start_reporting(folder: Path) -> None:
     def listen() -> None:
         while True:
             signal.sigwait({signal.SIGUSR1})
-            with suppress(OSError):  # if the disk is full, the requester of the call times out
+            with suppress(OSError):  # if the disk is full, the process that requested it times out
                 _write_location(folder, main)
 
     threading.Thread(target=listen, name="labkit-where", daemon=True).start()
@@ -52,7 +52,7 @@ def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None
 
 
 def describe_location(innermost: FrameType) -> str:
-    """Return a thread's call and the call's location: "comm.Allreduce(a, b) (cell, line 4)".
+    """Return a thread's current call and its location, e.g. "comm.Allreduce(a, b) (cell, line 4)".
 
     While labkit waits internally, the text names the labkit method that the user called, such as
     `barrier`, and the line of the user's call.
@@ -126,8 +126,8 @@ def _location(frame: FrameType) -> str:
 def _call(frame: FrameType) -> str:
     """Return the source text of the expression that a frame evaluates, or its function's name."""
     code = frame.f_code
-    # `f_lasti` is a byte offset; each instruction has two bytes, so half of `f_lasti` is the number
-    # of the instruction. Column offsets of positions count UTF-8 bytes, not characters.
+    # `f_lasti` is a byte offset, and each bytecode instruction has two bytes, so `f_lasti // 2` is
+    # the instruction's number. Column offsets of positions count UTF-8 bytes, not characters.
     begin, end, left, right = next(islice(code.co_positions(), frame.f_lasti // 2, None))
     if begin is None or end is None or left is None or right is None:
         return code.co_name

@@ -1,4 +1,4 @@
-"""The start of a cluster's ranks: on this machine, on hosts over ssh, or by Slurm."""
+"""Start of a cluster's ranks on this machine, on other hosts over ssh, or in a Slurm job."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ VARIABLES = {
 # LABKIT_FAULT_TOLERANT=1 has the effect of `labkit run --fault-tolerant`.
 TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-# The variables in `AGENTS` contain the command that replaces ssh: the first for Open MPI 5, the
-# second for earlier versions.
+# Each variable in `AGENTS` contains the command that replaces ssh. Open MPI 5 reads the first
+# variable, earlier versions read the second.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
 # With the variables in `BY_AGENT`, Open MPI starts ranks over ssh, even inside a Slurm job.
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
 JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
 SOME = 50  # approximate maximum number of nodes whose routes are compared
-# `DISTRIBUTIONS` maps labkit's ways of assigning ranks to nodes to Slurm's names for them.
+# `DISTRIBUTIONS` maps the values of `map_by` to Slurm's names of the same distributions.
 DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
@@ -98,13 +98,13 @@ class Start:
         map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
         options: Arguments of `salloc` or `srun`, such as "--partition=short --time=10".
         agent: Command that replaces ssh to start processes on other hosts.
-        interface: Address by which hosts reach this machine; "": choose the address from the routes
-            to the hosts.
+        interface: Address of this machine that the hosts use; if "", labkit chooses it from the
+            routes to the hosts.
         fault_tolerant: Whether ranks survive the death of other ranks.
         spares: Number of additional ranks, each of which can replace a dead rank.
-        trusted_network: Whether this machine's mpiexec may listen on every network interface if
-            labkit cannot bind its sockets to loopback. If mpiexec listens on every interface, other
-            machines can connect to mpiexec.
+        trusted_network: Whether mpiexec may listen on every network interface if labkit cannot bind
+            its sockets to loopback. If mpiexec listens on every interface, other machines can
+            connect to mpiexec.
     """
 
     workers: int
@@ -248,11 +248,11 @@ class Start:
         return min(self.ranks, here)
 
     def check_hosts(self) -> None:
-        """Raise an error if all hosts are this machine, so that a host list is unnecessary.
+        """Raise an error if the host list names only this machine, which needs no host list.
 
         Raises:
-            InvalidInput: All hosts are this machine, and the network is not trusted. mpiexec would
-                then be exposed to the network without need.
+            InvalidInput: All hosts are this machine, and `trusted_network` is False. The sockets of
+                mpiexec would be exposed to the network without need.
         """
         if not self.hosts or self.trusted_network:
             return
@@ -300,7 +300,7 @@ class Start:
 
     @cached_property
     def login(self) -> list[str]:
-        """Command prefix for the login node; cached, as a testbed may end before its cluster."""
+        """Prefix of commands for the login node; cached, because a testbed may end early."""
         return host_list.login()
 
     def environment(self, job: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Experiments that this process has submitted, and whose records it writes.
+"""Experiments that this process has submitted; the process also writes their records.
 
 `run_seeds` runs an experiment with several seeds, and aggregates the runs of all seeds into one
 run.
@@ -49,7 +49,7 @@ class StreamForwarder:
         self._stop_sent = False
 
     def forward(self, last: bool = False) -> None:
-        """Write new messages of the ranks to the stream, and forward a stop request once.
+        """Write the ranks' new messages to the run's folder, and pass on a stop request once.
 
         Args:
             last: Whether to wait for messages that ended ranks have sent and that have not arrived
@@ -65,7 +65,7 @@ class StreamForwarder:
 
 
 PATIENCE = 20.0  # time limit in seconds for ranks to end after a stop request
-WRITING = 35.0  # replaces PATIENCE if the ranks write a last checkpoint; a job waits even longer
+WRITING = 35.0  # replaces PATIENCE if ranks write a last checkpoint; batch jobs wait even longer
 
 
 class SubmittedRun(RunHandle):
@@ -125,7 +125,7 @@ class SubmittedRun(RunHandle):
         )
 
     def begin(self, show: bool = False) -> None:
-        """Start to follow the run's messages; `show` displays the progress."""
+        """Start a thread that reads the run's messages, and displays progress if `show` is True."""
         try:
             super().begin(show)
             remember(self._folder, self)
@@ -178,7 +178,7 @@ class SubmittedRun(RunHandle):
                 return
 
     def _attempt(self) -> Generator[None, None, RankError | None]:
-        """Watch the current call until it ends; return the error if the call has no result."""
+        """Watch the current call until it ends; return an error if the call returned no result."""
         try:
             yield from self._watch_calls()
         except RankError as error:
@@ -192,7 +192,7 @@ class SubmittedRun(RunHandle):
         return RankError(f"rank {ranks} failed: {ENDED}, so its result is lost", dead[0])
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
-        """Return the ranks whose death has ended the call; none if a program error ended it."""
+        """Return the ranks whose death ended the call, none if a program error ended it."""
         # All engines end, even if they are fault-tolerant, when the only rank dies or when a rank
         # is suspended for long.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
@@ -248,10 +248,10 @@ class SubmittedRun(RunHandle):
         return Run(self.directory)
 
     def _rows_of(self, ranks: set[int], results: Mapping[int, RankResult]) -> list[Row]:
-        """Return the rows of dead ranks that are missing from the results.
+        """Return the history rows of dead ranks that the results of the call do not contain.
 
-        Rows that a dead rank has produced in its last quarter of a second are lost. A spare
-        continues the rows of the rank that it replaces.
+        Rows that a dead rank has produced in its last quarter of a second are lost. A spare rank
+        adds rows under the number of the dead rank that it replaces.
         """
         rows = [row for row in self._rows() if row["rank"] in ranks] if ranks else []
         # If a restart has repeated a step, only the last row of this step is returned.
@@ -291,7 +291,7 @@ def _emulated(experiment: Experiment) -> str | Network | None:
 
 
 def _why(error: KeyboardInterrupt) -> str:
-    """Return why a run was stopped, as recorded by this kernel's job or else by the error."""
+    """Return why a run was stopped, from the record of this kernel's job or else from the error."""
     job = os.environ.get("LABKIT_JOB")
     return (store.read_reason(Path(job)) if job else None) or interruption_text(error, "stopped")
 
@@ -304,8 +304,8 @@ def run_seeds(
     Args:
         experiment: Experiment whose field `repeats` is above 1.
         run: Function that runs the experiment with one seed in a given directory.
-        top: Directory of an earlier attempt, whose completed seeds are not repeated; None: create a
-            new directory.
+        top: Directory of an earlier attempt, to be completed without repeating its finished seeds;
+            if None, create a new directory.
     """
     import pandas as pd
 

@@ -7,8 +7,8 @@ options. The first `Cluster` with the same launch options claims the warm engine
 `Cluster` holds the start lock while it ends the prestart process's lease and acquires its own
 lease. The claimed cluster then belongs to the process that has claimed it, and ends with that
 process. Because the claimed cluster ends with its process, no process sees the state of another
-process. After the claimed cluster and its users have ended, the prestart process warms the next
-cluster, so that the start does not disturb the users' measurements.
+process. The prestart process warms the next cluster only after the claimed cluster and its users
+have ended. The start of the next cluster then does not disturb the users' measurements.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WarmStatus(TypedDict):
     workers: int
     threads: int
     pid: int  # id of the process that keeps the engines warm
-    seconds: float  # duration of the last start of engines
+    seconds: float  # seconds that the last start of engines took
     bytes: int  # total unique memory (USS) of all processes of the cluster
     idle: float  # seconds after which unused engines end
     since: float  # Unix time at which this status was written
@@ -93,7 +93,7 @@ class WarmPool(NamedTuple):
             pass
 
     def _keep_warm(self) -> bool:
-        """Keep a cluster warm; return whether a process has claimed it or was already using it."""
+        """Keep a cluster warm; return True if a process claims the cluster or already uses it."""
         lease = None
         try:
             with locked(self.folder / "start.lock"):
@@ -118,7 +118,7 @@ class WarmPool(NamedTuple):
                 self._release(lease)
 
     def _release(self, lease: Lease) -> None:
-        """Release the lease; if no process has claimed the cluster, wait until it has ended."""
+        """Release the lease; if the cluster is unclaimed, wait until the cluster has ended."""
         with locked(self.folder / "start.lock"):
             claimed = not lease.path.exists()
             lease.release()
@@ -158,7 +158,7 @@ class WarmPool(NamedTuple):
 
 
 def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
-    """Keep engines with the launch options warm, in a process that outlives this process.
+    """Keep engines warm in a process that continues after this process has ended.
 
     Args:
         launch_options: Launch options of the ranks.
@@ -201,7 +201,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
 
 
 def inherited() -> dict[str, str]:
-    """Return environment variables for warm engines, selected by prefix (`SHAPING`, `CARRIED`)."""
+    """Return this process's environment variables whose names have a prefix for warm engines."""
     variables = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
     return absolute(variables) | bytecode_variables()
 
@@ -233,7 +233,7 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
 
 
 def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
-    """Give unclaimed warm engines this process's environment, as if this process started them."""
+    """Give this process's environment to warm engines that no process has claimed."""
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return

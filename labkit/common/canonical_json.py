@@ -25,7 +25,7 @@ LONG = 2000  # maximum characters of a captured value's JSON; a checksum replace
 
 
 def as_json(value: Any) -> JSON:
-    """Return a value as JSON: callables by name, source and captured values, arrays by checksum."""
+    """Return a value as JSON, which contains the source of callables and the checksum of arrays."""
     # NumPy and pydantic are imported inside the function, because light commands such as `labkit
     # ls` also import this module.
     import numpy as np
@@ -63,7 +63,7 @@ def is_number(value: JSON) -> TypeGuard[float]:
 
 
 def label_of(value: Any) -> str:
-    """Return a label: the name of a callable, the class name of a callable object, or "arrays"."""
+    """Return the name of a callable or of its class, or "arrays" if the value is not callable."""
     return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
 
 
@@ -78,7 +78,7 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict[str, JSON]:
-    """Return name, source and captured values of a callable; skip functions already `visited`."""
+    """Return the name, source and captured values of a callable, without functions in `visited`."""
     record: dict[str, JSON] = {"callable": label_of(function), "source": _source(function)}
     if not isinstance(function, FunctionType):
         return record
@@ -147,13 +147,13 @@ def _is_plain(value: Any) -> bool:
 
 
 DEEPEST = 60  # maximum nesting depth of brackets; figures in notebooks need about 20
-MOST_VALUES = 2**21  # maximum number of values in a text; metrics of 100,000 epochs need a million
+MOST_VALUES = 2**21  # maximum values in a JSON text; metrics of 100,000 epochs need a million
 MOST_NAMES = 10_000  # maximum number of keys of a JSON object
 LONGEST_NAME = 1_000  # maximum characters of a key
-# LONGEST_TEXT is the maximum number of characters of a string. The source of a model has some
+# LONGEST_TEXT is the maximum number of characters of a string. The source code of a model has a few
 # thousand characters. A browser takes minutes to show strings longer than the limit.
 LONGEST_TEXT = 1_000_000
-LARGEST = 10**18  # bound of the absolute value of integers, which then fit into 64 bits
+LARGEST = 10**18  # integers must be between -LARGEST and LARGEST, so that they fit into 64 bits
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -166,9 +166,9 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
 
     Args:
         content: The JSON text, as UTF-8 bytes.
-        strict: Whether to reject values that other JSON readers reject: numbers that are not finite
-            or exceed 64 bits, lone surrogates, very long keys. `strict` is False for notebooks,
-            which may contain values that other JSON readers reject.
+        strict: Whether to reject values that other JSON readers reject, such as infinite numbers,
+            integers above 64 bits and lone surrogates. `strict` is False for notebooks, which may
+            contain values that other JSON readers reject.
 
     Raises:
         NotPlain: The text is not JSON, or it exceeds the limits on the number or the nesting of
@@ -203,7 +203,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
-    """Return the reason why a JSON value exceeds the limits, or None, without recursion."""
+    """Return the reason why a JSON value or a nested value exceeds the limits, or None."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         if strict:

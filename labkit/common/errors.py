@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-LONGEST = 1_500  # maximum characters of a message; messages with lists of names have some hundred
+LONGEST = 1_500  # maximum characters of a message; most messages have a few hundred
 # `_STEERING` matches three groups of characters: control characters except tab and newline, marks
 # that change the text direction, and surrogates. Surrogates represent bytes of file names that are
 # not UTF-8.
@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line without line breaks; cut out the middle of a very long text."""
+    """Join the lines of a text into one line, and replace the middle of a very long text by "…"."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
 
@@ -67,8 +67,7 @@ PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
-# `_FRAMES` matches frames of tracebacks, their source lines, and TensorFlow's remarks about its
-# graph.
+# `_FRAMES` matches traceback frames, the frames' source lines, and TensorFlow's notes on its graph.
 _FRAMES = re.compile(
     r"^[ \t]*File \".*\", line \d+.*\n(?:[ \t]{3,}(?!File \").*\n)*"
     r"|^.*\(most recent call last\):[ \t]*\n|^[ \t]*\[\[.*$"
@@ -83,7 +82,7 @@ class LabkitError(Exception):
 
 
 class InvalidInput(LabkitError, ValueError):
-    """An invalid value, rejected if possible before any rank starts; the exit code is 2."""
+    """Raised for an invalid value, if possible before any rank starts; the exit code is 2."""
 
 
 class Pruned(LabkitError):
@@ -104,8 +103,8 @@ def gist(message: str) -> str:
     'Exception encountered when calling Dense.call(). shapes differ'
     """
     lines = _FRAMES.sub("", _COLOR.sub("", message) + "\n").splitlines()
-    # Repeated lines are dropped, because TensorFlow repeats a Python exception below the frames of
-    # the exception's traceback.
+    # Repeated lines are dropped, because TensorFlow prints a Python exception again below its
+    # traceback.
     text = one_line(" ".join(dict.fromkeys(line.strip() for line in lines)))
     return text or one_line(message)
 

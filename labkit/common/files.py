@@ -2,8 +2,8 @@
 
 Functions that open files without following links, even if other users may write to the folder.
 
-A user of labkit chooses the root folder. The root folder itself may be a symbolic link, for example
-to a larger disk.
+The user chooses the root folder. The root folder itself may be a symbolic link, for example to a
+larger disk.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cache_folder(name: str) -> Path:
 
 
 def state_folder(name: str) -> Path:
-    """Return a private folder for state that remains after a login session.
+    """Return a private folder for state that must outlast a login session.
 
     `LABKIT_STATE` sets the parent folder; the default is the user's state folder. If the user's
     state folder is not writable, the state is in the runtime folder.
@@ -137,8 +137,8 @@ def _private(place: Path, variable: str, name: str) -> Path:
     root = place / f"labkit-{os.getuid()}"
     if not os.path.lexists(root):
         _usable(root, variable)
-    # If other users may write to `place`, one of them can create the private folder first, or put a
-    # link in its place.
+    # If other users may write to `place`, one of them may create the private folder first, or put a
+    # link at its path.
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode):
         wrong = "is a link or a file, not a folder"
@@ -161,8 +161,8 @@ def _usable(folder: Path, variable: str) -> Path:
 
     Args:
         folder: Path of the folder.
-        variable: Environment variable by which users can choose another folder, for the error
-            message.
+        variable: Name of the environment variable that sets another folder; the error message
+            contains this name.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -210,8 +210,7 @@ class UnsafeFile(LabkitError, OSError):
     """
 
     def __str__(self) -> str:
-        # The error message contains only the last two components of the path, because reports show
-        # the message.
+        # Reports show the error message, so it contains only the last two components of the path.
         path = Path(self.filename)
         return f"{path.parent.name}/{path.name} {self.strerror}"
 
@@ -221,8 +220,8 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
     """Open a folder and yield its descriptor, for functions that accept `dir_fd`.
 
     Args:
-        path: Path of the folder, which is the root or inside the root.
-        root: Folder that a user of labkit has chosen; None: `path` itself is the root folder.
+        path: Path of the folder; the folder is the root itself or lies inside the root.
+        root: Folder that the user has chosen; if None, `path` itself is the root folder.
 
     Raises:
         UnsafeFile: A component of the path below the root is not a folder.
@@ -257,7 +256,7 @@ def open_file(
     Args:
         path: Path of the file, which is inside the root.
         flags: Flags of `os.open`, such as `os.O_RDONLY`.
-        root: Folder that a user of labkit has chosen; None: the folder that contains the file.
+        root: Folder that the user has chosen; if None, the folder that contains the file.
         mode: Permission bits of the file if it is created.
 
     Raises:
@@ -295,10 +294,9 @@ def read_file(
     Args:
         path: Path of the file.
         limit: Maximum size of the file in bytes; None: no limit.
-        last: Number of bytes to return from the end of the file; the size of the file is then not
-            checked.
-            None: return the whole file, which may have at most `limit` bytes.
-        root: Folder that a user of labkit has chosen, see `open_file`.
+        last: Number of bytes to return from the end of a file of any size. If `last` is None, the
+            whole file is returned, and `limit` is its maximum size.
+        root: Folder that the user has chosen, as in `open_file`.
 
     Raises:
         UnsafeFile: The path is not a regular file, or the file exceeds `limit`.

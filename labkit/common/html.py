@@ -9,7 +9,7 @@ import ipywidgets
 
 
 def card(title: str, *parts: str) -> str:
-    """Return HTML that shows elements (`parts`) below a title, which is escaped text."""
+    """Return HTML that shows a title, which is escaped, and the HTML elements `parts` below it."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
@@ -50,8 +50,8 @@ def curve(values: Sequence[float], label: str, width: int = 240, height: int = 4
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
-    # If all values are equal, their range is 0; 1 replaces it, because the curve divides by the
-    # range.
+    # The curve is divided by the range of the values, so the range 0 of equal values is replaced by
+    # 1.
     room = (high - low) or 1.0
     points = " ".join(
         f"{2 + (width - 4) * place / (len(values) - 1):.1f},"
@@ -69,10 +69,10 @@ def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipyw
     """Return a button that reacts to clicks even while a notebook cell is running.
 
     JupyterLab sends clicks to a subshell of the kernel, which has its own thread. However,
-    ipykernel sends a widget's message to the shell that the widget last used, which is the busy
-    shell of the running cell. `button` removes the reference of the new button to the busy shell.
-    In a front end without subshells, such as JupyterLab before 4.4, a click takes effect only after
-    the cell has ended.
+    ipykernel sends a click to the shell that last used the button, which is the shell of the
+    running cell. `button` removes the new button's reference to the busy shell, so that a subshell
+    receives the click. In a front end without subshells, such as JupyterLab before 4.4, a click
+    takes effect only after the cell has ended.
     """
     widget = ipywidgets.Button(description=label, tooltip=tooltip, icon=icon)
     widget.layout.width = "auto"

@@ -1,4 +1,4 @@
-"""Import paths: processes may import from the folder of a notebook and from its caller's folder.
+"""Import paths, which include a notebook's folder and the working directory of its caller.
 
 Folders with installed modules come first on the import path, so a module in a notebook's folder
 cannot replace an installed module. Every Python process of labkit starts with the option -P,

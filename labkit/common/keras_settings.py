@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def settings() -> dict[str, Any]:
-    """Return the Keras settings: on a rank, those of the caller; on other processes, keras.json."""
+    """Return the Keras settings of keras.json, or on a rank those of the calling process."""
     text = os.environ.get(CARRIED)
     values = json.loads(text) if text else _file()
     return {name: values.get(name, default) for name, default in DEFAULTS.items()}
@@ -50,7 +50,7 @@ def refuse_other_backend() -> None:
 
 
 def notes() -> Iterator[tuple[str, str]]:
-    """Yield each Keras setting of the user that runs ignore, with advice on what to do instead."""
+    """Yield each setting in the user's keras.json that experiments ignore, with advice."""
     values = changed()
     if (chosen := backend()) != BACKEND:
         yield f"{_named(chosen)}: ranks ignore this setting and compute with TensorFlow", _ADVICE

@@ -5,9 +5,8 @@ A counting semaphore between processes; a slot is freed when the process that ho
     python -m labkit.common.locks MODULE [arguments]
 
 This command waits for a free slot, and then runs the module in the same process. Before a slot is
-free, the command imports almost nothing, because many ranks wait at the same time. If the keeper
-process, on which all processes of the cluster depend, ends while the command waits, the command
-exits.
+free, the command imports almost nothing, because many ranks wait at the same time. If the cluster's
+keeper process ends while the command waits, the command exits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Lock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def acquire(self, wait: bool = False) -> bool:
-        """Acquire the lock and return True; without `wait`, return False if it is taken."""
+        """Acquire the lock and return True; if it is taken and `wait` is False, return False."""
         while True:
             try:
                 # With LOCK_NB, `fcntl.lockf` never blocks; the method `acquire` polls the lock. The
@@ -56,7 +55,7 @@ class Lock:
         os.close(self._file)
 
     def is_held(self) -> bool:
-        """Return whether another process owns the lock; this process must not own it."""
+        """Return whether another process owns the lock; the caller must not own the lock."""
         if not self.acquire():
             return True
         fcntl.lockf(self._file, fcntl.LOCK_UN)
@@ -104,7 +103,7 @@ class Semaphore:
         self.release()
 
 
-_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started up
+_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started
 
 
 def start_semaphore(keeper: Path) -> Semaphore:

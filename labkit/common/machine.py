@@ -49,14 +49,14 @@ def require_loopback() -> None:
 
 
 def machine() -> dict[str, JSON]:
-    """Return this machine's hardware and the versions that need no import of TensorFlow or MPI."""
+    """Return this machine's hardware and versions, without importing TensorFlow or MPI."""
     import numpy
     import psutil
 
     return {
         "labkit": version("labkit"),
-        # The checksum of the source identifies edited versions of labkit, which have the same
-        # version number.
+        # Edited versions of labkit have the same version number, so the source's checksum
+        # identifies them.
         "labkit_source": fingerprint()[:16],
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -121,7 +121,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(groups: Path = Path("/sys/fs/cgroup")) -> Capacity:
-    """Return the capacity of this machine, or of the container if the container limits it.
+    """Return the cores and memory of this machine, or of its container if the container has limits.
 
     Args:
         groups: Folder of the cgroup file system.
@@ -138,12 +138,12 @@ def capacity(groups: Path = Path("/sys/fs/cgroup")) -> Capacity:
 
 
 def check_ranks(ranks: int, oversubscribe: bool = False, machine: Capacity | None = None) -> None:
-    """Raise an error if this machine's memory or cores do not suffice for a number of ranks.
+    """Raise an error if this machine has too little memory or too few cores for the given ranks.
 
     Args:
         ranks: Number of ranks to start on this machine.
-        oversubscribe: Whether the ranks may exceed the limits by cores and by free memory; the
-            total memory stays a limit.
+        oversubscribe: Whether to allow more ranks than cores or free memory permit; the total
+            memory remains a limit.
         machine: Capacity of the machine; default: this machine.
 
     Raises:

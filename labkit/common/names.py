@@ -12,7 +12,7 @@ class Format(NamedTuple):
     """The allowed format of names of one type, such as host names.
 
     Attributes:
-        what: Noun for this type of name in error messages.
+        what: Kind of name, for error messages, such as "name or address of a host".
         pattern: Regular expression that matches the whole name.
         longest: Maximum number of characters of a name.
         allowed: Description of the allowed format in words.
@@ -28,7 +28,7 @@ class Format(NamedTuple):
 
         Args:
             name: The value to validate, of any type.
-            text: Name of the option that contains the value, for the error message.
+            text: Name of the option that contains the value; the error message contains this name.
 
         Raises:
             InvalidInput: The value is not a valid name.

@@ -40,11 +40,11 @@ def hint(name: object, allowed: Iterable[str]) -> str:
 def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names that the user probably means, the likeliest first.
 
-    If `name` is a former name, its current name is returned. If `name` is not a former name, an
-    allowed name with the same letters (in any order), or with the initials `name`, is returned. If
-    no allowed name has the letters or the initials `name`, the allowed name with the closest
-    spelling is returned. If no allowed name has a close spelling, up to three allowed names that
-    contain `name` are returned.
+    If `name` is a former name, its current name is returned. If `name` is not a former name, the
+    function returns an allowed name with the same letters in any order, or with the initials
+    `name`. If neither letters nor initials match, the function returns the allowed name with the
+    closest spelling. If no spelling is close, the function returns up to three allowed names that
+    contain `name`.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']
@@ -81,7 +81,7 @@ def listed(name: object, allowed: Collection[str], word: str = "allowed") -> str
 
 
 def refuse_unknown(field: str, values: Iterable[object], allowed: Iterable[str]) -> None:
-    """Raise InvalidInput for the first value of a field that is not an allowed name."""
+    """Raise InvalidInput if a value is not an allowed name; the message names the field."""
     names = list(allowed)
     for value in values:
         if value not in names:
@@ -89,7 +89,7 @@ def refuse_unknown(field: str, values: Iterable[object], allowed: Iterable[str])
 
 
 def literal_strings(annotation: object) -> list[str]:
-    """Return the strings that a type allows: for `Literal["a", "b"] | None`, "a" and "b"."""
+    """Return the strings that a type allows, e.g. "a" and "b" for `Literal["a", "b"] | None`."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal:
         return [word for word in parts if isinstance(word, str)]
@@ -102,7 +102,7 @@ def named_arguments(
     """Return a decorator that rejects unknown keyword arguments and suggests the nearest name.
 
     Args:
-        further: Further allowed names, which the function accepts in its `**options`.
+        further: Names of further arguments, which the function accepts in its `**options`.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -144,7 +144,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Options(BaseModel):
-    """Base class of all options; the description of a field appears in its error message."""
+    """Base class of all options; an error message about a field contains its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

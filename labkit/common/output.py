@@ -1,4 +1,4 @@
-"""Output files of commands: paths are validated first, and other programs' files are kept."""
+"""Validation of the output paths of commands, which protects files of other programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FORCE = "labkit.force"  # key under which the context of a click command stores --force
 _ENDS = 2**16  # number of bytes at the start and at the end of a file that are searched for a mark
-# `_MARKS` recognizes files that labkit has written: pages, traces, benchmark and study rows,
-# calibrations, exports for other tools, and tables (by their common columns). Each pattern scans a
-# file only once, because searching a large file of another program must not take minutes.
+# `_MARKS` recognizes files that labkit has written, such as pages, traces, benchmark rows,
+# calibrations and tables. Each pattern scans a file only once, because searching a large file of
+# another program must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
     rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
@@ -32,7 +32,7 @@ _COLUMNS = (b"run", b"state", b"started")
 
 
 class OutputFile(click.Path):
-    """A click parameter type: an output file, in a folder that exists or that can be created.
+    """A click parameter type for an output file whose folder exists or can be created.
 
     A file that labkit has not written is replaced only if the command has the option `--force`,
     which `output_option` adds.

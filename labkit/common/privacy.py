@@ -77,7 +77,7 @@ def _last(part: str, names: Iterable[str]) -> str:
 
 @lru_cache
 def _places() -> list[tuple[str, str]]:
-    """Return known folders (such as the home folder) and their short forms, the longest first.
+    """Return pairs of a known folder, such as the home folder, and its short form, longest first.
 
     Longer paths are replaced first. If the home folder were replaced first, the path of a Python
     environment inside it would no longer match.
@@ -93,7 +93,7 @@ def _places() -> list[tuple[str, str]]:
 
 @lru_cache
 def _names() -> dict[str, list[re.Pattern[str]]]:
-    """Return the names of user and host, the longest first, each with patterns that match it.
+    """Return the user and host names, longest first; each has patterns that match it.
 
     The patterns require a context, because a user name may also be an ordinary word, such as the
     optimizer "adam".

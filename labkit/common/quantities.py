@@ -30,14 +30,14 @@ _BITS = 1e6  # minimum rate of a testbed's link in bits/s
 
 
 class _Kind(NamedTuple):
-    """A physical quantity: a function that converts its units, and a text of allowed values."""
+    """A quantity, with a function that converts its units and a description of its values."""
 
     size: Callable[[str], float | None]
     allowed: str
 
 
 def _data(unit: str, rate: bool) -> float | None:
-    """Return a data unit in bytes, or a rate unit in bytes/s; "b" stands for bit, "B" for byte."""
+    """Convert a data unit to bytes, or a rate unit to bytes/s; "b" stands for bit, "B" for byte."""
     match = _DATA.fullmatch(unit)
     if match is None:
         return None

@@ -13,8 +13,8 @@ Class = TypeVar("Class", bound=type)
 Fields: TypeAlias = dict[str, Any]
 Names: TypeAlias = Mapping[str, str]
 
-# Records may contain the former names in the tables from `EXPERIMENT` to `OPTIONS`, so
-# `labkit.records.shape` also uses these tables.
+# Records may contain the former names in the tables `EXPERIMENT` to `OPTIONS`, so
+# `labkit.records.shape` also reads the tables.
 EXPERIMENT: Names = {
     "steps": "steps_per_epoch",
     "slow": "stragglers",
@@ -41,7 +41,7 @@ CLASSES: Names = {  # former class names of strategies and compressors
 }
 _STALE: Names = {"remedy": "staleness_correction", "compensation": "delay_compensation"}
 _SLICES: Names = {"slices": "tensor_parallel_size"}
-OPTIONS: dict[str, Names] = {  # former option names, by the current name of the strategy
+OPTIONS: dict[str, Names] = {  # maps the current name of a strategy to its former option names
     "AllReduce": {"microscope": "compression_stats_every"},
     "AsynchronousDiLoCo": {"delayed": "momentum_delay"},
     "BlockCoordinateDescent": {"select": "selection", "parallel": "blocks_per_round"},
@@ -63,7 +63,7 @@ OPTIONS: dict[str, Names] = {  # former option names, by the current name of the
 # No record contains the former names in the tables from `_VIRTUAL` on.
 _VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
 _CODE: Names = {
-    # former names of clusters, communicators, checkpoints
+    # former names of attributes and arguments of clusters, communicators and checkpoints
     "limit": "timeout",
     "place": "map_by",
     "step": "launch_command",
@@ -140,7 +140,7 @@ def refuse_former_attributes(kind: Class) -> Class:
 
 
 def missing_attribute(owner: str, name: str, allowed: Collection[str]) -> AttributeError:
-    """Return the AttributeError for a missing attribute; for a former name, add the new name."""
+    """Return an AttributeError whose message gives the current name if `name` is a former name."""
     today = name_today(name, allowed)
     now = f": its name is now {today!r}" if today else ""
     return AttributeError(f"{owner!r} object has no attribute {name!r}{now}", name=name)
@@ -158,7 +158,7 @@ def rename_classes(value: Any) -> Any:
 
 
 def rename_network(value: Any) -> Any:
-    """Return a network's fields with current names; keep a value without former names unchanged."""
+    """Rename former fields of a network; return a value without former names unchanged."""
     if not isinstance(value, dict) or "slow" not in value:
         return value
     network = rename_keys(value, {"slow": "stragglers"})
@@ -166,7 +166,7 @@ def rename_network(value: Any) -> Any:
 
 
 def rename_slowdowns(value: Any) -> Any:
-    """Return slowdowns by rank with current field names; numbers as slowdowns are unchanged."""
+    """Rename former fields in each rank's slowdown; a slowdown that is a number stays unchanged."""
     if not isinstance(value, dict):
         return value
     return {k: rename_keys(v, COMPUTE_TIME) if isinstance(v, dict) else v for k, v in value.items()}

@@ -1,4 +1,4 @@
-"""The plan of the data set's rows for each rank and step; every rank computes the whole plan."""
+"""Plan that assigns data rows to ranks and steps; every rank computes the whole plan."""
 
 from __future__ import annotations
 
@@ -130,10 +130,9 @@ class BatchPlan:
         seed: Seed of the random permutations.
         steps: Maximum number of steps per epoch; None: no limit.
         owned: Whether each rank uses the same set of rows during the whole run.
-        shards: How rows are assigned to ranks with `owned=True`, see
-            `labkit.common.rows`.
-        labels: Labels of the rows, needed for a partition by label. If the labels are None, a rank
-            can only compute the sizes of the shards.
+        shards: Name of the partition that assigns rows to ranks with `owned=True`, such as "iid".
+        labels: Labels of the rows, needed for the partitions "by_label" and "dirichlet(α)". Without
+            labels, a plan by label can only compute the sizes of the shards.
     """
 
     rows: int
@@ -187,7 +186,7 @@ class BatchPlan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return the batch rows of `rank` per step, as indices into the rank's own rows."""
+        """Return the batch rows of `rank` in each step, as indices into the rank's own rows."""
         # The seed includes the rank, because with the same seed all ranks would draw the same
         # permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])

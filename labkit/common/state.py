@@ -31,7 +31,7 @@ def decoding(label: str) -> Iterator[None]:
     """Raise a LabkitError if damaged or forged data cause an exception inside the `with` block.
 
     Args:
-        label: Noun for the data that is decoded, which begins the error message.
+        label: Name of the decoded data, with which the error message begins.
     """
     try:
         yield
@@ -56,7 +56,7 @@ class StateRecord:
         names: Names of all fields of the class.
 
     Attributes:
-        is_tuple: Whether the class is a named tuple, all of whose fields are set at once.
+        is_tuple: Whether the class is a named tuple, whose fields must be set all at once.
     """
 
     def __init__(self, kind: type, names: tuple[str, ...]) -> None:
@@ -76,7 +76,7 @@ class StateRecord:
         return object.__new__(self.kind)
 
     def tuple_of(self, values: Mapping[str, Any]) -> Any:
-        """Return a named tuple with the given field values, without a call of its own `__new__`."""
+        """Return a named tuple with the given field values, without calling its own `__new__`."""
         return tuple.__new__(self.kind, [values[name] for name in self.names])
 
     def validate_names(self, names: Mapping[str, Any]) -> None:

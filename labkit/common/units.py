@@ -73,12 +73,13 @@ def bytes_axis(low: float, high: float) -> Axis:
 
 
 def amounts_axis(least: float, most: float) -> Axis:
-    """Return an axis for curves of bytes that start at 0 and end between `least` and `most`.
+    """Return a byte axis for curves from 0 whose last values range from `least` to `most`.
 
     If `most` exceeds 12 times `least`, the axis is logarithmic and starts at a hundredth of
     `least`.
     """
-    # On a linear axis, a curve with a much smaller last value would coincide with the x axis.
+    # On a linear axis, a curve whose last value is much smaller than other curves' would coincide
+    # with the x axis.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
@@ -89,7 +90,7 @@ def amounts_axis(least: float, most: float) -> Axis:
 
 
 def seconds_axis(low: float, high: float) -> Axis:
-    """Return a logarithmic axis of seconds: ticks at powers of ten, more ticks on a short axis."""
+    """Return a logarithmic axis of seconds with ticks at powers of ten, or more if it is short."""
     low, high = _within(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
@@ -102,11 +103,11 @@ def seconds_axis(low: float, high: float) -> Axis:
 
 
 DECADES = 18  # maximum number of decades of a logarithmic axis
-_ENDS = 1e-100, 1e100  # lower and upper bound of an axis; ticks beyond could overflow a float
+_ENDS = 1e-100, 1e100  # lower and upper limit of an axis; a larger tick could overflow a float
 
 
 def _within(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis, limited to `_ENDS` and to `DECADES` decades."""
+    """Return both ends of a logarithmic axis, within `_ENDS` and at most `DECADES` decades long."""
     high = min(max(high, _ENDS[0]), _ENDS[1])
     return min(max(low, high / 10.0**DECADES), high), high
 

@@ -127,7 +127,7 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     first = errors[0]
     if first["type"] == "value_error":  # labkit's own validator has written the message
         return first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # the name of the argument is invalid, such as a lone surrogate
+    if not first["loc"]:  # the argument's name is invalid text, e.g. a lone surrogate
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":

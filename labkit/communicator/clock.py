@@ -1,4 +1,4 @@
-"""The clock of a rank, by which all other modules read the time and sleep."""
+"""The clock of a rank, which all other modules use to read the time and to sleep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The monotonic clock of the host, with sleeps that are exact to some ten microseconds."""
+    """The monotonic clock of the host, whose sleeps are exact to a few tens of microseconds."""
 
     # `now` and `sleep` are the functions of the module `time`, without a wrapper, because the
     # timeline calls them at every event.
@@ -53,7 +53,7 @@ WALL = WallClock()
 
 
 class Offset(NamedTuple):
-    """The measured lead of a rank's clock over rank 0's clock, with its error bound.
+    """The time by which a rank's clock is ahead of rank 0's clock, with the error bound.
 
     The true lead of the clock is between `seconds - within` and `seconds + within`.
 
@@ -72,9 +72,9 @@ def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
     No rank can leave an allgather before all ranks have entered the allgather. Each rank leaves the
-    allgather after rank 0 has entered it, and rank 0 leaves the allgather after each rank has
-    entered it. Each allgather gives a lower and an upper bound of the clock offset; the fastest
-    allgather gives the tightest bounds.
+    allgather only after rank 0 has entered, and rank 0 leaves only after each rank has entered.
+    Each allgather gives a lower and an upper bound of the clock offset; the fastest allgather gives
+    the tightest bounds.
     """
     spans = []
     for _ in range(ROUNDS):

@@ -48,8 +48,8 @@ class Communicator:
         traffic: An existing traffic meter that continues to count; None: a new meter.
         emulation: A running network emulation that replaces `network`; None: start a new emulation
             if `network` is given.
-        outer: The wait policy of the larger group of ranks from which this Communicator was split;
-            None: there is no larger group.
+        outer: The wait policy of the larger Communicator from which this Communicator was split;
+            None if there is none.
         clock: The clock for waits and time stamps, the same on all ranks of a host.
         rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
             rules.
@@ -62,8 +62,7 @@ class Communicator:
             property `number` is the entry of `numbers` for this rank.
         dead: The dead ranks that no spare rank has replaced, by the rank numbers that they had
             before any rank died.
-        lost: All dead ranks, by their numbers among all ranks of the cluster's current call,
-            including spare ranks.
+        lost: All dead ranks, including spare ranks, by their numbers in the cluster's current call.
         deaths: The number of ranks that died in earlier attempts of the cluster's current call.
         restarts: How often `restart` has rebuilt this communicator.
         slowness: The artificial slowdown of this rank's computation; None: this rank is not slowed
@@ -79,8 +78,8 @@ class Communicator:
         send, recv, post, finish: Methods for point-to-point messages, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: Methods for collectives over values whose sizes differ
             between ranks, see `Payloads`.
-        allreduce_in_rounds: Method that runs an `allreduce` by a schedule, and returns a copy of
-            the buffer after each round.
+        allreduce_in_rounds: Method that runs an `allreduce` according to a schedule, and returns a
+            copy of the buffer after each round.
         local_part: Method that returns the elements of a buffer that this rank sums in the
             algorithm "shared_memory".
     """
@@ -153,16 +152,16 @@ class Communicator:
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
                 float16, bfloat16, float32, float64 or an integer type.
-            algorithm: A name in `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
-                or "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
-                ranks on one host. With the algorithm "mpi", 16-bit floats are summed in float32 and
-                rounded once, because MPI cannot add 16-bit floats. On several real hosts, two-level
-                algorithms use shared memory for the sums inside each host.
+            algorithm: A schedule's name in `labkit.schedules.ALLREDUCE`; "mpi", which lets the MPI
+                library choose; or "shared_memory", for ranks on one host. With the algorithm "mpi",
+                16-bit floats are summed in float32 and rounded once, because MPI cannot add 16-bit
+                floats. On several real hosts, two-level algorithms use shared memory for the sums
+                inside each host.
             label: The name of the call in error messages.
 
         Raises:
-            InvalidInput: The algorithm is unknown or cannot run on an emulated network, or values
-                of the dtype, such as bool, cannot be added.
+            InvalidInput: The algorithm is unknown, it cannot run on an emulated network, or it
+                cannot add the dtype, such as bool.
             Mismatch: The ranks' calls differ in name, algorithm, dtype or length.
             RankFailed, WaitTooLong: Another rank has failed, or has not arrived within the timeout.
         """
@@ -184,13 +183,13 @@ class Communicator:
         return self.number if self.membership is None else self.membership.member(self.number)
 
     def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
-        """Shrink this communicator after `RankDied` (collective of the surviving ranks).
+        """Remove dead ranks from this communicator after `RankDied` (collective over survivors).
 
-        The surviving ranks remain in the same order. Calls in which other ranks still wait on this
-        communicator also raise `RankDied`. Windows, split communicators and memory from `allocate`
-        stay allocated but unusable, because MPI cannot free them without the dead ranks. All
-        surviving ranks agree on the members of the new communicator. Ranks that die during the call
-        of `shrink` are removed, too.
+        The surviving ranks remain in the same order. Ranks that still wait in other calls of this
+        communicator also get the error `RankDied`. Windows, split communicators and memory from
+        `allocate` become unusable, but stay allocated, because MPI cannot free them without the
+        dead ranks. All surviving ranks agree on the members of the new communicator. Ranks that die
+        during the call of `shrink` are removed, too.
 
         Args:
             settle: A function that returns when no other thread of this rank uses this communicator
@@ -217,8 +216,8 @@ class Communicator:
             try:
                 self._initialize(whole, limit, None, None)
                 succeeded = True
-            # `except Exception` also catches errors from a message of which a dying rank sent only
-            # a part.
+            # `except Exception` also catches errors from a message that a dying rank sent only in
+            # part.
             except Exception:
                 whole.Revoke()
                 succeeded = False
@@ -279,8 +278,8 @@ class Communicator:
         """Choose whether this rank delays messages of schedules while its emulated link is busy.
 
         Args:
-            paced: True: send each message when the emulated link is free; False: send each message
-                at once.
+            paced: If True, each message waits until the emulated link is free; if False, each
+                message is sent at once.
         """
         if self._emulation:
             self._emulation.paced = paced
@@ -344,7 +343,7 @@ class Communicator:
             length: The number of elements of the shared buffer.
             dtype: The dtype of the elements; default: float32.
             common: Whether all ranks of a host share one buffer, as `SeparateBuffers.into`
-                requires; default: each rank has its own buffer.
+                requires; by default, each rank has its own buffer.
         """
         kind = "common " if common else ""
         self.barrier(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
@@ -450,8 +449,8 @@ class Communicator:
         Only one mailbox may be open at a time, because all mailboxes use the same MPI tags.
 
         Args:
-            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
-                one endpoint.
+            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
+                is one endpoint.
         """
         return Mailbox(self.wait_policy, self._emulation, hosts or range(self.size), self.rules)
 
@@ -463,8 +462,8 @@ class Communicator:
         Args:
             routes: For each pair of endpoints (sender, receiver), the bytes of the longest message
                 between them.
-            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
-                one endpoint.
+            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
+                is one endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return EagerMailbox(*arguments, hosts or range(self.size), routes)
@@ -477,8 +476,8 @@ class Communicator:
         Args:
             routes: For each pair of endpoints (sender, receiver), the expected bytes of a message
                 between them.
-            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
-                one endpoint.
+            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
+                is one endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return RendezvousMailbox(*arguments, hosts or range(self.size), routes)
@@ -487,8 +486,8 @@ class Communicator:
         """Set or remove the artificial slowdown of this rank.
 
         Args:
-            slow: The slowdown of each rank that is slowed down, by rank number. Ranks without an
-                entry in `slow` run at full speed.
+            slow: Mapping from the number of each slow rank to its slowdown. Ranks without an entry
+                in `slow` run at full speed.
             seed: The seed of the random slowdown factors.
         """
         slowdown = slow.get(self.rank)
@@ -525,7 +524,7 @@ class Communicator:
             self.membership.release_spares()
 
     def leave(self) -> None:
-        """Announce that this rank makes no more calls; ranks that wait for it raise an error."""
+        """Announce that this rank makes no more calls, so ranks that wait for it raise an error."""
         self.board.enter("the end of its program", waiting=True)
 
     def close(self) -> None:
@@ -546,7 +545,7 @@ def _array_text(values: np.ndarray) -> str:
 
 
 def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function that creates context managers, which slow down this rank's computations.
+    """Return a function whose context managers slow down this rank's computations.
 
     The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
 

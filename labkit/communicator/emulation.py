@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Emulation:
-    """The links of an emulated network, on which this rank books its messages.
+    """The links of an emulated network, on which each rank reserves transfer time for messages.
 
     A sender books its message on the emulated links, and sends the ticket (number) of this booking
     with the message. The receiver of a message sleeps until the emulated delivery time of the
@@ -47,7 +47,7 @@ class Emulation:
         from mpi4py import MPI
 
         self._clock = clock
-        self._rank = comm.rank  # number of this rank in the complete network, as in `_ranks`
+        self._rank = comm.rank  # number of this rank among all ranks of the network
         self._ranks: Sequence[int] = range(comm.size)
         self.network = network
         self._links, self._turns = shared_links(network, comm.size), count()
@@ -61,11 +61,11 @@ class Emulation:
         self._lock = _open_lock_file(comm)
         self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # excludes other threads, which share the file lock
+        self._thread = threading.Lock()  # keeps out other threads of this rank that share the lock
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
-        """Return a view of the emulated links for some ranks, which are renumbered from 0."""
+        """Return a view of the emulated links for a subset of the ranks, renumbered from 0."""
         view = copy(self)
         view.network = self.network.part(ranks, len(self._ranks))
         view._ranks = [self._ranks[rank] for rank in ranks]
@@ -73,7 +73,7 @@ class Emulation:
         return view
 
     def turn(self) -> int:
-        """Return the number of a new round, whose messages leave after all earlier rounds."""
+        """Return a new round's number; its messages leave after those of all earlier rounds."""
         return next(self._turns)
 
     def depart(self, destination: int, nbytes: int, turn: int = FREE) -> float:
@@ -82,7 +82,7 @@ class Emulation:
         Args:
             destination: The rank that receives the message.
             nbytes: The size of the message in bytes.
-            turn: The number of the round that sends the message, from `turn()`; default: the
+            turn: The number of the message's round, as returned by `turn()`; by default, the
                 message leaves at once.
         """
         return self._depart(self._rank, self._ranks[destination], nbytes, turn)
@@ -165,7 +165,7 @@ class Emulation:
 
 
 def _open_lock_file(comm: MPI.Intracomm) -> int:
-    """Open a temporary file that all ranks share; unlink it; return its descriptor (collective)."""
+    """Open an unlinked temporary file that all ranks share; return its descriptor (collective)."""
     created, path = tempfile.mkstemp(prefix="labkit-links-") if comm.rank == 0 else (-1, "")
     path = comm.bcast(path)
     descriptor = created if comm.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -80,7 +80,7 @@ class RankPlan:
 
 
 def plan(schedule: Iterable[Round], rank: int, length: int) -> RankPlan:
-    """Compile the plan of one rank from a schedule; omit messages that are empty in short buffers.
+    """Compile the plan of one rank from a schedule, without messages that contain no elements.
 
     Args:
         schedule: The rounds of all ranks.
@@ -102,7 +102,7 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
         if edges[chunk + span] > edges[chunk]
     )
     receives, copies, offset = [], [], 0
-    # `contributions` maps each chunk to its contributions: (rank, offset in the scratch buffer).
+    # `contributions` maps each chunk to a list of pairs (rank, offset in the scratch buffer).
     contributions: dict[int, list[tuple[int, int]]] = {}
     for source, _, chunk, span, reduce in one_round.received_by(rank).rows():
         first, last = edges[chunk], edges[chunk + span]
@@ -122,7 +122,7 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
 
 
 def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> tuple[Sum, ...]:
-    """Return the sums of all chunks; join neighbouring chunks whose terms are adjacent."""
+    """Return the sums of all chunks; neighbouring chunks with adjacent terms share one sum."""
     sums: list[Sum] = []
     for chunk in sorted(contributions):
         first, last = edges[chunk], edges[chunk + 1]
@@ -135,7 +135,7 @@ def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> 
 
 
 def _follows(previous: Sum, terms: tuple[int, ...]) -> bool:
-    """Return whether each term begins in memory where the previous sum's term ends."""
+    """Return whether the memory of each term follows that of the same term in `previous`."""
     length = previous.last - previous.first
     if len(previous.terms) != len(terms):
         return False
@@ -237,7 +237,7 @@ def _receive_buffer(message: PlannedMessage, buffer: np.ndarray, scratch: np.nda
 def _add(
     first: int, last: int, terms: tuple[int, ...], buffer: np.ndarray, scratch: np.ndarray
 ) -> None:
-    """Write the sum of the terms into elements [first, last); add them in the order of `terms`."""
+    """Add the terms in the given order, and write the sum into elements [first, last)."""
     local = buffer[first:last]
     parts = [local if offset < 0 else scratch[offset : offset + last - first] for offset in terms]
     # Two terms may be added in any order, because a + b has the same bits as b + a.

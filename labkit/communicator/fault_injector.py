@@ -58,8 +58,8 @@ class Injector:
         sends: Whether labkit itself sends the messages, and calls `outgoing` for each message.
             If labkit does not send the messages itself, "corrupt" faults change gradients before
             the communication library receives them.
-        real: Whether "kill" and "pause" faults act on this process. False: a simulation applies
-            "kill" and "pause" faults on its virtual clock.
+        real: Whether "kill" and "pause" faults act on this process. If `real` is False, a
+            simulation applies "kill" and "pause" faults on its virtual clock.
 
     Attributes:
         step: The number of the current training step; -1 before the first step.
@@ -91,7 +91,7 @@ class Injector:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def gradients(self, paths: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return all gradients, with the changes of this step's faults; input arrays are unchanged.
+        """Return all gradients, changed by this step's faults; the input arrays are unchanged.
 
         Args:
             paths: For each gradient, the path of its variable.
@@ -100,8 +100,8 @@ class Injector:
         results = list(arrays)
         for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
             matches = (path for path in paths if fault.names(path))
-            # The gradients of one step may be passed in several calls of `gradients`. In all steps,
-            # a fault changes the same variable: the first variable that matched.
+            # The gradients of one step may be passed in several calls of `gradients`. A fault
+            # changes the same variable in all steps, namely the first variable that matched.
             target = self._targets.get(fault) or next(matches, None)
             if target is None:
                 continue
@@ -138,12 +138,12 @@ class Injector:
 
 
 class FaultSlowdown(Slowness):
-    """A slowdown in the steps of "slow" faults, in addition to a slowdown in all steps.
+    """A slowdown that "slow" faults cause in some steps, on top of a slowdown in all steps.
 
     Args:
         injector: The injector that returns the slowdown factor of each step.
-        always: The slowdown that applies in all steps; None: no slowdown in steps without "slow"
-            faults.
+        always: The slowdown that applies in all steps; if None, only "slow" faults slow down the
+            rank.
         clock: The clock of the rank.
     """
 

@@ -43,7 +43,7 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
 
 
 def _executable() -> str:
-    """Return the path of mpiexec: from LABKIT_MPIEXEC, Python's own folder, or PATH, in this order.
+    """Return the path of mpiexec, searched by LABKIT_MPIEXEC, in Python's own folder and on PATH.
 
     The mpiexec in the folder of the Python interpreter belongs to the MPI library that mpi4py
     loads. The PATH of a Jupyter kernel often does not contain the folder of the Python interpreter.
@@ -80,8 +80,8 @@ _OVER_HOSTS = {
 }
 # Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
 # network interface, because `btl_tcp_if_include` only selects among interfaces that are already
-# bound. Without the values `^slurm`, mpiexec inside a Slurm job would start the ranks on all nodes
-# of the job.
+# bound. Unless the variables have the value `^slurm`, mpiexec inside a Slurm job would start the
+# ranks on all nodes of the job.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
@@ -121,9 +121,9 @@ def _over_hosts() -> dict[str, str]:
 def huge_pages() -> dict[str, str]:
     """Return environment variables that let glibc use huge pages of 2 MiB, if Linux supports them.
 
-    The allocator returns tensors of some MB to the system and allocates them again at every step.
-    With pages of 4 KiB, allocating a tensor again can take as long as five copies of the tensor,
-    depending on the layout of the heap. If the user has set GLIBC_TUNABLES, the user's value is
-    used.
+    The allocator returns tensors of a few MB to the operating system, and allocates them again at
+    every step. With pages of 4 KiB, allocating a tensor again can take as long as five copies of
+    the tensor, depending on the layout of the heap. If the user has set GLIBC_TUNABLES, the user's
+    value is used.
     """
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

@@ -31,7 +31,7 @@ class Letter:
     Attributes:
         route: The endpoint numbers of the sender and the receiver.
         words: The floats of the header that the caller has set, shape (WORDS,).
-        values: The bytes of the message, flat; empty for a message without values.
+        values: The values of the message as a flat byte array; the array may be empty.
         checksum: The checksum of the values, computed by the sender; 0 if checksums are not used.
     """
 
@@ -170,7 +170,7 @@ class Mailbox:
 def make_header(
     route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """Return a message header: byte count, emulation ticket, route, and the caller's words."""
+    """Return a header with byte count, emulation ticket, route, and the caller's words."""
     head = np.zeros(LENGTH)
     head[:4] = values.nbytes, ticket, *route
     head[4 : 4 + len(words)] = words

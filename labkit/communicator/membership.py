@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 UNUSED_TAG = 1 << 30  # no message has this tag; a probe with it detects failures
-NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI reports the rank
+NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI names the dead rank
 
 
 class FailureGuard:
@@ -58,7 +58,7 @@ def outlives() -> bool:
 
 
 def is_broken(comm: MPI.Intracomm) -> bool:
-    """Return whether a rank of the communicator is dead, or a survivor has revoked it.
+    """Return whether a rank has died, or a survivor has revoked the communicator.
 
     The probe that detects a death or revocation also lets the MPI library make progress.
     """
@@ -86,7 +86,7 @@ def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
         failed = comm.Get_failed()
         if failed.size or clock.now() > end:
             return MPI.Group.Translate_ranks(failed, None, comm.group)
-        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; a probe on the broken `comm` would fail
+        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; `comm` is broken, so a probe on it fails
         clock.sleep(1e-3)
 
 
@@ -111,13 +111,14 @@ class Membership:
     Args:
         comm: The mpi4py communicator of all ranks, working and spare.
         size: The number of working ranks, which have the lowest ranks in `comm`.
-        clock: The clock by which spare ranks wait.
+        clock: The clock with which spare ranks measure their waits.
 
     Attributes:
         comm: The communicator of the surviving ranks.
-        numbers: For each rank of `comm`, its number among the working ranks; `SPARE` for a spare
+        numbers: For each rank of `comm`, the number of the working rank, or `SPARE` for a spare
             rank.
-        members: For each rank of `comm`, the rank of the same process at the start of the call.
+        members: For each rank of `comm`, the rank number that its process had at the start of the
+            call.
         has_joined: Whether this rank was a spare rank and has joined the working ranks.
     """
 
@@ -159,7 +160,7 @@ class Membership:
         return comm
 
     def wait_as_spare(self) -> bool:
-        """Wait as a spare rank; return True when a rank dies, False when the spare is released."""
+        """Wait as a spare rank; return True if a rank dies, and False if the spare is released."""
         while not self.comm.Is_revoked():
             if any(self._has_ended(rank) for rank, n in enumerate(self.numbers) if n != SPARE):
                 return False
@@ -167,7 +168,7 @@ class Membership:
         return True
 
     def _has_ended(self, rank: int) -> bool:
-        """Return whether a rank has released the spare ranks; return False if the rank is dead.
+        """Return whether a rank has released the spare ranks, and False if that rank is dead.
 
         After the death of a rank, the surviving working ranks decide: they either revoke the
         communicator or release the spare ranks.
@@ -224,8 +225,8 @@ class Membership:
                 part = self.working()
                 if self.number != SPARE:
                     begin(part)
-            # `except Exception` also catches errors from a message of which a dying rank sent only
-            # a part.
+            # `except Exception` also catches errors from a message that a dying rank sent only in
+            # part.
             except Exception:
                 succeeded = False
                 survivors.Revoke()
@@ -241,7 +242,7 @@ class Membership:
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:
-    """Return all ranks' numbers after spare ranks received the missing numbers in ascending order.
+    """Return the numbers of all ranks after spare ranks have taken the missing numbers.
 
     >>> _filled([0, 2, SPARE, SPARE], 3)
     [0, 2, 1, -1]

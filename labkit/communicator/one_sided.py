@@ -1,4 +1,4 @@
-"""Windows: memory of a rank that other ranks read and write by one-sided access."""
+"""Windows, which are memory of a rank that other ranks read and write by one-sided access."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Window:
             self.write(data, rank, offset)
 
     def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """Read bytes from the memory of a rank, from byte `offset` on, into an array."""
+        """Fill an array with bytes from the memory of a rank, beginning at byte `offset`."""
         with self._counted(data.nbytes, rank, self._rank):
             self.read(data, rank, offset)
 
@@ -99,9 +99,9 @@ class Window:
     def progress(self) -> None:
         """Let the MPI library process other ranks' accesses to this rank's memory.
 
-        Over TCP, the MPI library of the rank that owns the memory performs the accesses, but only
-        during MPI calls of this rank. Without MPI calls, a rank that only polls its own memory
-        would wait forever.
+        Over TCP, the MPI library of the memory's owner performs the accesses, but only while the
+        owner calls MPI. Without MPI calls, a rank that only polls its own memory would wait
+        forever.
         """
         if not self._views:
             self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -177,7 +177,8 @@ class EagerMailbox:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
         self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
-        # `_reads` maps each route to the offset of its read count in the sender's memory, in bytes.
+        # `_reads` maps each route to a byte offset in the sender's memory, where the receiver
+        # counts the messages that it has read.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
@@ -194,16 +195,16 @@ class EagerMailbox:
         self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._received}
         self._outbox: deque[Posted] = deque()
         self._incoming: list[Letter] = []
-        self._unfreed: set[Route] = set()  # routes with a slot that the receiver has not yet freed
+        self._unfreed: set[Route] = set()  # routes whose slot the receiver has not yet freed
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Send a message, and free the receive slot of the route in the opposite direction.
+        """Send a message, and free the slot of the last message in the opposite direction.
 
         Args:
             route: The endpoint numbers of sender and receiver.
             words: Header words that the caller may use, at most `WORDS` of them.
-            values: The bytes of the message, flat. The bytes must not change while the message
-                waits for a free slot.
+            values: The bytes of the message, as a flat array. The bytes must not change while the
+                message waits for a free slot.
 
         Raises:
             LabkitError: The message has more bytes than its route's slot can hold.
@@ -268,7 +269,7 @@ class EagerMailbox:
         return lines(capacity)
 
     def _send_bytes(self, capacity: int) -> int:
-        """Return the size in bytes of the send buffer at the sender, without the read count."""
+        """Return the bytes of the send buffer at the sender, without the 8-byte read counter."""
         return 0
 
     def _validate_size(self, route: Route, nbytes: int) -> None:
@@ -426,6 +427,6 @@ class RendezvousMailbox(EagerMailbox):
     def _fetch_moments(
         self, emulation: Emulation, source: int, nbytes: int, sent_at: float
     ) -> Iterator[float]:
-        """Yield the arrival times of notice and request, then wake-up times until delivery."""
+        """Yield the time when the request arrives, then wake-up times until the values arrive."""
         yield sent_at + 2 * emulation.network.latency
         yield from emulation.transfer(source, self._wait_policy.rank, nbytes)

@@ -1,4 +1,4 @@
-"""Collectives for values whose sizes differ between ranks: byte gathers, sparse sums, row sums."""
+"""Collectives for values whose sizes differ between ranks, e.g. gathers and sparse sums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ValueKind(Protocol[Value]):
         """Serialize the values into one message, an array of uint8."""
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Value]:
-        """Return the values in a message, for chunks `first` to `first + count - 1`."""
+        """Return the values of the chunks `first` to `first + count - 1` from a message."""
 
 
 class VariableSizeExecutor:
@@ -157,8 +157,8 @@ class Payloads:
 
     An allreduce schedule works for values of any type that defines an addition. If the values are
     sets of payloads, and the addition is the union of sets, every allreduce algorithm gathers the
-    payloads of all ranks. If an allreduce algorithm ends with an allgather, gathering payloads runs
-    only this last phase.
+    payloads of all ranks. If an allreduce algorithm ends with an allgather, payloads are gathered
+    by this allgather alone.
 
     Args:
         wait_policy: The wait policy of this rank, which detects missing ranks before a collective
@@ -211,8 +211,8 @@ class Payloads:
             values: The elements of this rank's vector at `indices`, shape (k,); all other elements
                 are 0.
             length: The length of the vectors, the same on all ranks.
-            algorithm: Name of an algorithm, as in `Communicator.allreduce`. In a schedule, a
-                partial sum is sent as a dense vector if the dense form needs fewer bytes.
+            algorithm: Name of an algorithm, as in `Communicator.allreduce`. A partial sum in a
+                schedule is sent as a dense vector if the dense form needs fewer bytes.
             label: The name of the call in error messages.
 
         Returns:
@@ -239,7 +239,7 @@ class Payloads:
         Returns:
             indices: The indices of all rows that at least one rank has. If a chunk of the table
                 became dense in the sum, all indices of this chunk are returned.
-            rows: For each returned index, the sum of this row over all ranks.
+            rows: The sum over all ranks of each row in `indices`.
         """
         parts, edges = self._sum(indices, rows, length, algorithm, label)
         return join_rows(parts, edges)
@@ -277,7 +277,7 @@ class Payloads:
         return join_payloads(self._executor.run(rounds, chunks, PayloadUnion()), self._size)
 
     def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> SparseVector:
-        """Sum with the MPI library: either gather the sparse vectors, or sum dense vectors.
+        """Sum with the MPI library, as a gather of sparse vectors or an allreduce of dense vectors.
 
         The sum is dense if gathering would need at least twice the bytes of a dense vector.
         """
@@ -302,12 +302,12 @@ class Payloads:
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """Meter an MPI allgather: the rank sends `size - 1` copies, one of them to another host."""
+        """Count the traffic of an MPI allgather: `size - 1` copies, one of them to another host."""
         self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 
 class PayloadUnion:
-    """The union of payload sets; an allreduce that uses it as addition gathers all payloads."""
+    """The union of payload sets; with this union as its sum, an allreduce gathers all payloads."""
 
     def add(self, values: Sequence[Pieces]) -> Pieces:
         """Return the union of several payload sets."""

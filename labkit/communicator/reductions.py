@@ -1,4 +1,4 @@
-"""Allreduce: sums by the MPI library, in shared memory, or by a compiled schedule."""
+"""Allreduce by the MPI library, in shared memory, or by a compiled schedule."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def validate_algorithm(algorithm: str) -> None:
 
 
 def refuse_unmetered(algorithm: str, network: object) -> None:
-    """Raise an error if a network is emulated on which the algorithm cannot run.
+    """Raise an error if the algorithm cannot run on the emulated network.
 
     An emulated network can only delay messages that labkit itself sends.
 
@@ -83,8 +83,7 @@ def schedule_for(
     Args:
         algorithm: The name of an allreduce algorithm in `labkit.schedules.ALLREDUCE`.
         network: The emulated network; None: the real network.
-        hosts: A function that returns one list for each real host, which contains the ranks on this
-            host.
+        hosts: A function that returns, for each real host, the list of its ranks.
     """
     if network is not None:
         return network.schedule(algorithm)
@@ -101,8 +100,8 @@ Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype an
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum an array in place over all ranks with the MPI library; add 16-bit floats in float32.
 
-    The MPI library does not report its traffic. Instead of the real traffic, the meter counts the
-    bytes that each rank must send at least in any allreduce (lower bound of Patarasuk & Yuan 2009).
+    The MPI library does not report its traffic. Instead, the meter counts the minimum bytes that
+    any allreduce sends per rank (lower bound of Patarasuk & Yuan 2009).
 
     Args:
         wait_policy: The wait policy of this rank.
@@ -171,9 +170,9 @@ class Reductions:
         """Sum the buffers of all ranks in place; see `Communicator.allreduce`.
 
         Args:
-            weighing: Omitted for a plain sum of the buffers. For a mean, pass the factor of this
-                rank's values, at most 1; with "shared_memory", pass this rank's weight and a
-                `SeparateBuffers`.
+            weighing: Arguments for a weighted mean; omit them for a plain sum of the buffers. For a
+                mean, pass the factor of this rank's values, at most 1. With "shared_memory", pass
+                this rank's weight and a `SeparateBuffers` object.
         """
         validate_algorithm(algorithm)
         validate_summable(buffer.dtype, mean=bool(weighing))
@@ -192,10 +191,10 @@ class Reductions:
             reduce(flat, *weighing)
 
     def allreduce_in_rounds(self, buffer: np.ndarray, algorithm: str) -> dict[int, np.ndarray]:
-        """Sum a buffer in place by a schedule; return a copy of the buffer after each round.
+        """Sum a buffer in place by message rounds; return a copy of the buffer after each round.
 
-        Returns:
-            A copy of the buffer after each round, by round number, from 1.
+        Returns: A dictionary that maps each round number, from 1, to a copy of the buffer after the
+            round.
         """
         snapshots: dict[int, np.ndarray] = {}
         self._executor.watch = lambda number, values: snapshots.update({number: values.copy()})
@@ -207,7 +206,7 @@ class Reductions:
 
     @contextmanager
     def metered(self, name: str, nbytes: int, algorithm: str) -> Iterator[None]:
-        """Meter a collective under a name; its measured time excludes waits for other ranks."""
+        """Count a collective's traffic and time, without waits, under the given name."""
         validate_algorithm(algorithm)
         refuse_unmetered(algorithm, self._network)
         self._wait_policy.name_call(name)

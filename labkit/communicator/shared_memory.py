@@ -1,4 +1,4 @@
-"""Allreduce in shared memory: each rank sums one range of elements of all buffers of its host."""
+"""Allreduce in shared memory, where each rank sums one range of elements over all buffers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = tuple[int, np.ndarray]
 
-BLOCK = 1 << 18  # bytes summed at once; a block fits into a core's cache
+BLOCK = 1 << 18  # bytes that are summed at once; they fit into a core's cache
 SHARED = Path("/dev/shm")  # the folder in which Open MPI creates shared memory
 LINE = 64  # bytes of a cache line; no two ranks write to the same line
 
@@ -32,11 +32,11 @@ class SeparateBuffers(NamedTuple):
     """Separate memory for the inputs or the result of a sum, which avoids copies of the buffer.
 
     Attributes:
-        pieces: Pairs (offset in the buffer, values) that the sum reads instead of the `local_part`
-            range of this rank's buffer; None: the sum reads the buffer itself.
-        into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
-            of once per rank. The sum in `into` stays valid until the ranks begin their next sum in
-            shared memory; if `into` is None, each rank's buffer receives the sum.
+        pieces: Input values outside the buffer, as pairs (offset in the buffer, values). If None,
+            the sum reads its input from the buffer.
+        into: A buffer from `allocate(common=True)` that receives the sum once for all ranks. The
+            sum in `into` stays valid until the ranks begin their next sum in shared memory. If
+            `into` is None, each rank's buffer receives the sum.
     """
 
     pieces: Sequence[Piece] | None = None
@@ -90,15 +90,15 @@ class Flags:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # A rank may now overwrite its call code: no rank is a whole call behind, so all ranks have
-        # read the old code.
+        # A rank may now overwrite its call code, because all ranks are in this call and have read
+        # the old code.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
             self._wait_policy.raise_mismatch(location)
 
     def agree_to_continue(self, location: str) -> None:
-        """Wait as in `agree`; afterwards, either all ranks continue or all ranks raise an error.
+        """Wait as in `agree`; afterwards, all ranks continue, or all ranks raise an error.
 
         One rank may notice a failure on another host before the other ranks do. Without a vote, the
         other ranks would continue to a call that waits for the rank that raised an error. Each rank
@@ -113,7 +113,7 @@ class Flags:
                 raise
         else:
             if not self._first_vote(continues=True):
-                self.barrier()  # fails: a rank that voted to stop never enters the barrier
+                self.barrier()  # fails, because a rank that voted to stop never enters the barrier
 
     def _first_vote(self, continues: bool) -> bool:
         """Vote on whether to continue; return the first vote of any rank in the current phase."""
@@ -157,10 +157,10 @@ class SharedMemory:
     them.
 
     Args:
-        wait_policy: The wait policy among the ranks of this host.
+        wait_policy: The wait policy for waits among the ranks of this host.
 
     Attributes:
-        wait_policy: The wait policy among the ranks of this host.
+        wait_policy: The wait policy for waits among the ranks of this host.
     """
 
     def __init__(self, wait_policy: WaitPolicy) -> None:
@@ -320,8 +320,8 @@ class SharedMemory:
 
         Args:
             parts: Views of the same elements in every rank's buffer.
-            local: The values that this rank adds to the sum; the values may lie inside or outside
-                the rank's buffer.
+            local: The values that this rank contributes to the sum, from inside or outside its
+                buffer.
             shares: The factor of each rank's values in a weighted mean; None: compute a sum.
             into: The array for the result; None: write the result into all `parts`.
         """
@@ -361,7 +361,7 @@ def _make_place(views: list[np.ndarray], location: str) -> SharedRegion:
 
 
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
-    """Add two or more arrays in the given order; multiply each by its share if shares are given.
+    """Add two or more arrays in the given order; multiply each array by its share before.
 
     Each array is multiplied before the addition, because the sum of large values can overflow even
     if their mean does not. 16-bit floats are added in float32 and rounded once.

@@ -1,4 +1,4 @@
-"""Sums of sparse vectors and tables, stored densely if the dense form needs fewer bytes."""
+"""Sums of sparse vectors and tables; a sum is stored densely if its dense form is smaller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SparseVector:
         return values
 
     def compact(self) -> SparseVector:
-        r"""Return the form with fewer bytes: k indices and values if sparse, n values if dense."""
+        r"""Return the smaller form: sparse with k indices and values, or dense with n values."""
         if self.indices is None:
             return self
         row = row_bytes(self.values)
@@ -54,7 +54,7 @@ class SparseSum:
         edges: The indices at which the chunks of the vector start and end, an array of shape
             (chunks + 1,).
         dtype: The dtype of the values.
-        row: The shape of one element; (): each element is a number.
+        row: The shape of one element; () if each element is a number.
 
     Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020. C. Renggli et al.: SparCML,
     2019, arXiv 1802.08021, for the switch to the dense form. Zhao & Canny and Renggli et al. send
@@ -76,7 +76,7 @@ class SparseSum:
         return SparseVector(values[0].length, *merged(indices, elements)).compact()
 
     def to_bytes(self, values: Sequence[SparseVector]) -> np.ndarray:
-        """Serialize each chunk: its number of indices (-1: dense), its indices and its values."""
+        """Serialize the index count (-1 if dense), the indices and the values of each chunk."""
         pieces: list[np.ndarray] = []
         for value in values:
             count = -1 if value.indices is None else len(value.indices)
@@ -121,7 +121,7 @@ def cut_sparse(indices: np.ndarray, values: np.ndarray, edges: Sequence[int]) ->
 
 
 def merged(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the indices, and sum the values of each repeated index in their given order.
+    """Sort the indices, and add the values of equal indices in their given order.
 
     Args:
         indices: The indices of the values, from 0, an array of shape (k,).

@@ -31,15 +31,14 @@ class Relay:
     """A thread of each rank; only the thread of a host's first rank exchanges bulletins.
 
     A bulletin is a message with the status rows of one host. Each host receives a bulletin from
-    every other host ten times a second; after a change of a row's `mark`, the bulletin is sent at
-    once. From the bulletins, the rank that changed its row soon learns that other hosts have
-    received the new status. At most one bulletin is in flight per direction, so bulletins do not
-    accumulate on a broken link.
+    every other host ten times a second. If the field `mark` of a row changes, the bulletin is sent
+    at once. The bulletins soon confirm to a rank that other hosts have received its changed row. At
+    most one bulletin is in flight per direction, so bulletins do not accumulate on a broken link.
 
-    The threads of the other ranks only wait for the death of the earlier ranks of their host. If
+    The threads of a host's other ranks only wait until all earlier ranks of the host have died. If
     the first rank of a host dies under ULFM (`mpiexec --with-ft ulfm`), the thread of the host's
-    next rank takes over the relay. After the replacement, the relays of other hosts exchange
-    bulletins with the next rank.
+    next rank takes over the relay. After a takeover, the relays of other hosts exchange bulletins
+    with the new relay thread.
 
     Args:
         comm: An mpi4py communicator of all ranks, in the order of the table's rows; only relay
@@ -64,8 +63,8 @@ class Relay:
         """Send the last bulletin to every other host, and end the thread.
 
         Args:
-            patient: Whether to wait up to 3 s for the last bulletins of other hosts; the relays of
-                these hosts must then close at the same time.
+            patient: Whether to wait up to 3 s for the last bulletins of other hosts, whose relays
+                must then close at the same time.
 
         Returns:
             Whether the last bulletins of all other hosts have arrived.
@@ -156,7 +155,7 @@ class _Peer:
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # `_sent_at` is the time of the last send, and `_sent_last` is whether this host's last
+        # `_sent_at` is the time of the last send. `_sent_last` tells whether this host's last
         # bulletin has been sent.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
@@ -260,7 +259,7 @@ class StatusBoard:
     The rows are bytes in memory that the ranks of a host share. Writing a status takes about a
     microsecond. A rank can even read the row of a rank that hangs in a computation, because reading
     needs no reply. A thread of each host's first rank sends the rows to the other hosts, see
-    `Relay`. The rows of other hosts are some tenths of a second old.
+    `Relay`. The rows of other hosts are a few tenths of a second old.
 
     Args:
         comm: The mpi4py communicator of the ranks.
@@ -311,7 +310,7 @@ class StatusBoard:
         if len(hosts) > 1:
             self._between = comm.Dup()
             self._relay = Relay(self._between, self._table, clock)
-            # If `close` is not called because of a failure, the finalizer sends this host's last
+            # If a failure prevents the call of `close`, the finalizer sends this host's last
             # bulletin (its status rows).
             self._end = weakref.finalize(self, self._relay.close, patient=False)
 
@@ -340,7 +339,7 @@ class StatusBoard:
             self._relay.wake()
 
     def mark_dead(self, dead: Sequence[int]) -> RankDied:
-        """Mark as failed all ranks that MPI has reported dead; return the exception to raise."""
+        """Record the failure of all ranks that MPI reports as dead; return the error to raise."""
         for rank in dead:
             self._table.die(rank)
         return RankDied([self._numbers[rank] for rank in dead])
@@ -357,8 +356,8 @@ class StatusBoard:
             atexit.register(exit_without_finalize)
         failed = self._failures()
         if failed:
-            # The first read of the status table may show only a failure that another failure has
-            # caused. A second read of the status table also shows the original failure.
+            # The first read of the status table may miss the original failure and show only its
+            # consequence. A second read of the status table also shows the original failure.
             failures = self._failures()
             rank, cause = min(failures, key=lambda pair: pair[1].startswith("RankFailed"))
             if cause == ENDED:
@@ -422,25 +421,25 @@ class StatusBoard:
         """Report that the progress numbers (counts) of this rank no longer change.
 
         Args:
-            time: The number of the phase in which the counts stay constant, from 1; 0: the counts
-                change again.
+            time: The number of the phase, from 1, in which the counts stay constant; 0 if the
+                counts change again.
         """
         self._row["stands"] = time
 
     def counts(self) -> np.ndarray:
         """Return the progress numbers of all ranks, as an array of shape (size, COUNTS).
 
-        The progress numbers of ranks on other hosts are some tenths of a second old.
+        The progress numbers of ranks on other hosts are a few tenths of a second old.
         """
         rows: np.ndarray = self._table.rows["counts"]
         return rows
 
     def all_quiescent(self, time: int) -> bool:
-        """Return whether no rank's counts change in a phase; counts read afterwards are final."""
+        """Return whether all ranks have constant counts in a phase; later reads are then final."""
         return bool((self._table.rows["stands"] == time).all())
 
     def announce_end(self, step: int) -> None:
-        """Announce that this rank, and so every rank, ends the training after `step`."""
+        """Announce that this rank ends training after `step`, so that every rank does so, too."""
         self._row["last"] = step
         self._wait_until_confirmed()
 

@@ -36,7 +36,7 @@ LOOK = 160  # maximum bytes of a process snapshot
 CAUSE = 352  # maximum bytes of the cause of a failure
 ENDED = "its process has ended"  # failure cause of a rank that died without reporting an error
 PEERS = 64  # maximum number of ranks for which messages with checksums are counted
-COUNTS = 5  # the number of progress numbers of each rank
+COUNTS = 5  # how many progress numbers each rank publishes
 NEVER = np.iinfo(np.int64).max
 
 # Another host counts as silent if this host's relay polls for `Limits.silent` seconds and receives
@@ -63,7 +63,7 @@ ROW = np.dtype(
         ("sent", "u4", (PEERS,)),  # number of messages sent to each rank
         ("got", "u4", (PEERS,)),  # number of messages received from each rank
         ("counts", "i8", (COUNTS,)),  # progress numbers from `StatusBoard.count`
-        ("stands", "i8"),  # phase in which the progress numbers are constant; 0: none
+        ("stands", "i8"),  # phase in which the progress numbers are constant; 0: no phase
         ("mark", "i8"),  # number of writes that other hosts must confirm
         ("pid", "i4"),
         ("round", "i4"),  # current round of the communication schedule, from 1
@@ -92,8 +92,8 @@ class StatusTable:
 
     Attributes:
         rows: The status rows of all ranks, in rank order.
-        confirmed: For each pair (host, rank), the latest `mark` of the rank's row that the host has
-            received.
+        confirmed: For each pair (host, rank), the newest version number `mark` of the rank's row
+            that the host has received.
         bulletin_times: The arrival time of each host's latest bulletin (status rows); infinite if
             the host sends no more bulletins.
         poll_time: The time when this host's relay last polled for bulletins of other hosts.
@@ -154,8 +154,7 @@ class StatusTable:
         """Write the rows of this host into a bulletin."""
         # A rank may write its row while the row is copied. The bulletin contains `mark` and
         # `stands` from an earlier read, so its other fields are at least as new as these two. If a
-        # rank has changed its call between two reads of its row, the bulletin does not report a
-        # wait.
+        # rank changes its call while its row is read, the bulletin does not report a wait.
         before = self.rows[self.local_ranks]
         rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
@@ -166,7 +165,7 @@ class StatusTable:
         bulletin["now"], bulletin["last"] = now, last
 
     def read(self, host: int, bulletin: np.ndarray, now: float) -> bool:
-        """Copy the rows of another host's bulletin; return whether it is that host's last one."""
+        """Copy the rows of another host's bulletin; return whether the host sends no more."""
         ranks, rows = list(self.hosts[host].ranks), bulletin["rows"]
         self.rows["waiting"][ranks] = 0
         for name in ROW.names or ():
@@ -188,12 +187,12 @@ class StatusTable:
         return bool(np.all(self.confirmed[:, ranks] >= self.rows["mark"][ranks]))
 
     def silent_host(self, limit: float) -> tuple[HostRanks, float] | None:
-        """Return a host that sent no bulletin for longer than `limit`, and how long it was silent.
+        """Return a host silent for more than `limit` seconds, and the duration; otherwise None.
 
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.
         """
-        # The silence of a host is measured up to this relay's last poll, because a delayed relay
+        # The silence of a host is measured until this relay's last poll; otherwise, a delayed relay
         # would find every host silent.
         number = int(np.argmin(self.bulletin_times))
         seconds = float(self.poll_time - self.bulletin_times[number])
@@ -216,7 +215,7 @@ def _bulletin_dtype(host: HostRanks, size: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("rows", ROW, (len(host.ranks),)),
-            ("seen", "i8", (size,)),  # the `mark` of each rank in the sending host's table
+            ("seen", "i8", (size,)),  # each rank's latest `mark` that the sending host has received
             ("now", "f8"),  # time of the bulletin on the sender's clock
             ("last", "i8"),
         ]
@@ -259,7 +258,7 @@ def install_stack_handler() -> None:
 
 
 def inspect_processes(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
-    """Inspect processes of this host; the inspection takes some tenths of a second.
+    """Inspect processes of this host; the inspection takes a few tenths of a second.
 
     Args:
         pids: The ids of the processes.
@@ -296,7 +295,7 @@ class _StackRequest:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stack has been written down to its outermost frame."""
+        """Whether the process has written its whole stack, including the outermost frame."""
         return self.text.endswith(_OUTERMOST)
 
 

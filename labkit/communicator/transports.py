@@ -42,7 +42,8 @@ def open_mailbox(
         transport: The name of a transport in `TRANSPORTS`.
         communicator: The Communicator of the ranks that exchange messages.
         routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
-        hosts: The rank of each endpoint, by endpoint number; default: each rank is one endpoint.
+        hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank is
+            one endpoint.
 
     Raises:
         InvalidInput: The transport is unknown.

@@ -36,8 +36,8 @@ class Traffic:
         wait_seconds: Seconds in which this rank waited for other ranks to reach a call.
         transfer_seconds: Seconds in which this rank transferred and added data after all ranks had
             arrived.
-        aside_seconds: Seconds of requests and bookkeeping for work that another process does;
-            training-step times exclude these seconds.
+        aside_seconds: Seconds of requests and bookkeeping while another process does the training
+            work; training-step times exclude these seconds.
     """
 
     messages: int = 0
@@ -62,7 +62,7 @@ class Traffic:
 MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # minimum and maximum seconds of a sleep between two polls
 SLEEP_FRACTION = 0.01  # length of a sleep between two polls, as a fraction of the wait so far
 SLEEP_OVERRUN = 300e-6  # seconds by which a sleep may exceed the requested time
-SPINS = 250  # polls without a sleep at the start of a wait; about 0.3 ms
+SPINS = 250  # polls without a sleep at the start of a wait; they take about 0.3 ms
 _CHECK_EVERY = 16  # polls between two checks of the status board and the clock
 _TAGS = 1 << 27  # number of MPI tags for collectives, above the tags of other messages
 
@@ -133,8 +133,8 @@ class WaitPolicy:
 
         Args:
             nbytes: The number of bytes that this rank sends.
-            out: The number of bytes out of `nbytes` that this rank sends to other hosts; ignored if
-                all ranks are on one host.
+            out: The part of `nbytes` that this rank sends to other hosts; ignored if all ranks are
+                on one host.
         """
         self.traffic.messages += 1
         self.traffic.wire_bytes += nbytes
@@ -145,7 +145,7 @@ class WaitPolicy:
         self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message "sent" to or "got" from a rank, but not on split communicators."""
+        """Count a message as "sent" to or "got" from a rank; split communicators do nothing."""
         if self._outer is None:
             self.board.tally(kind, peer)
 
@@ -174,7 +174,7 @@ class WaitPolicy:
         """Start a wait of this rank and return its start time.
 
         Args:
-            number: The number of the schedule's current round, from 1; 0: the wait belongs to no
+            number: The number of the schedule's current round, from 1; 0 if the wait belongs to no
                 round.
         """
         self.board.enter(self.call_name, self._collective, number)
@@ -186,7 +186,7 @@ class WaitPolicy:
 
         Args:
             requests: The MPI requests to complete.
-            number: The number of the schedule's current round, from 1; 0: the wait belongs to no
+            number: The number of the schedule's current round, from 1; 0 if the wait belongs to no
                 round.
         """
         from mpi4py import MPI
@@ -214,7 +214,7 @@ class WaitPolicy:
         self.board.enter(f"work after {label}")
 
     def allgather_scalar(self, value: float = 0.0) -> np.ndarray:
-        """Run a barrier in which each rank sends all ranks its call's code and one number.
+        """Run a barrier in which each rank sends its call's code and one number to all ranks.
 
         Returns:
             The numbers of all ranks, in rank order.
@@ -225,15 +225,15 @@ class WaitPolicy:
         self.wait_all([request])
         if np.any(table[:, 0] != self.code):
             self.raise_mismatch()
-        self.check_wait()  # fails if a rank has failed after it sent its value
+        self.check_wait()  # raises an error if a rank failed after it sent its value
         return table[:, 1]
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a collective of the MPI library; its time does not count as a wait.
 
         Between hosts, the call is nonblocking and checks for failures, because a link between hosts
-        may break. With MPI's failure mitigation (ULFM), the call is also nonblocking, because a
-        blocking Allgatherv of Open MPI 5 returned zeros for missing data, without an error.
+        may break. With MPI's failure mitigation (ULFM), the call is also nonblocking. A blocking
+        Allgatherv of Open MPI 5 returned zeros for missing data, without an error.
 
         Args:
             name: The name of the mpi4py communicator's method, such as "Bcast".
@@ -261,7 +261,7 @@ class WaitPolicy:
         return [pickle.loads(part.data) for part in np.split(whole, np.cumsum(lengths)[:-1])]
 
     def share(self, value: Any, root: int) -> Any:
-        """Broadcast the root's object to every rank (pickled), inside the current call."""
+        """Broadcast the root's object, which is pickled, to every rank inside the current call."""
         pickled = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
         length = int(self.allgather_scalar(len(pickled))[root])
         whole = pickled if self.rank == root else np.empty(length, np.uint8)
@@ -290,12 +290,12 @@ class WaitPolicy:
         self.clock.sleep_until(moment, exact=not self.polite)
 
     def pause(self, polls: int) -> None:
-        """Yield the core between two polls; if the wait sleeps, check for failures regularly.
+        """Yield the core between two polls; check for failures regularly if the wait is long.
 
         A short wait polls without sleeping (it spins). A longer wait sleeps between polls, because
         a spin loop would slow down a rank on the other hyperthread of the core. Each sleep lasts 1
-        % of the wait so far, but at least 20 µs and at most 1 ms. Even if many ranks wait, a core
-        remains free for the computing rank, because waiting ranks sleep.
+        % of the wait so far, but at least 20 µs and at most 1 ms. Waiting ranks sleep, so a core
+        remains free for the computing rank even if many ranks wait.
 
         Args:
             polls: The number of polls that this wait has made so far.

@@ -38,7 +38,7 @@ class MessageRules:
 
 
 class Seal(NamedTuple):
-    """A message with a checksum, while it is being received: its buffers and its sender.
+    """A message with a checksum that is being received, with its buffers and its sender.
 
     Attributes:
         data: The receive buffer for the bytes of the message.
@@ -93,7 +93,7 @@ class MpiWire:
         return requests
 
     def expect(self, data: np.ndarray, peer: int, tag: int, seals: list[Seal]) -> list[Any]:
-        """Start to receive bytes; with checksums, also append to `seals` an entry for `verify`."""
+        """Start to receive bytes; with checksums, add an entry to `seals` for a later `verify`."""
         requests = [self.comm.Irecv(data, peer, tag)]
         if self._rules.checks:
             seals.append(Seal(data, peer, np.zeros(1, np.uint32)))
@@ -137,7 +137,7 @@ class MpiWire:
         raise error
 
     def _tally(self, kind: str, peer: int) -> None:
-        """Count a message that has a checksum, so that a timeout error can report lost messages."""
+        """Count a message with a checksum, so that a timeout error can report lost messages."""
         if self._rules.checks and self._wait_policy is not None:
             self._wait_policy.tally(kind, peer)
 
@@ -148,11 +148,11 @@ def checksum(data: np.ndarray, number: int = 0) -> int:
 
 
 def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
-    """Raise an error if values of `dtype` cannot be summed (with `mean`: averaged).
+    """Raise an error if values of `dtype` cannot be summed, or averaged if `mean` is True.
 
     Raises:
-        InvalidInput: Values of `dtype` cannot be summed or averaged; the message names allowed
-            dtypes and a conversion.
+        InvalidInput: Values of `dtype` cannot be summed or averaged; the message lists allowed
+            dtypes and suggests a conversion.
     """
     if is_float(dtype) or (dtype.kind in "iu" and not mean):
         return
@@ -169,7 +169,7 @@ def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is a float type, including bfloat16, unlike NumPy's own test."""
+    """Return whether a dtype is a float type; unlike in NumPy, bfloat16 counts as one."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 

@@ -30,8 +30,8 @@ def world(
     """Return the Communicator of all ranks that mpiexec started, or of the given ranks.
 
     Args:
-        ranks: The numbers of the Communicator's ranks in MPI.COMM_WORLD; only these ranks call the
-            function; default: all.
+        ranks: Numbers of the Communicator's ranks in MPI.COMM_WORLD, which alone call the function;
+            by default, all ranks.
         timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
         network: A network to emulate; default: the real network.
         clock: The clock for waits and time stamps.
@@ -70,8 +70,7 @@ def join(
     needed.
 
     Args:
-        ranks: The numbers of all participating ranks in MPI.COMM_WORLD; only these ranks call the
-            function.
+        ranks: Numbers in MPI.COMM_WORLD of all participating ranks, which alone call the function.
         spares: The number of spare ranks, which are the last ones of `ranks`.
         limit: Seconds after which a wait raises `WaitTooLong`; default: 600.
         network, clock: The same arguments as those of `world`.
@@ -118,7 +117,7 @@ RESERVE_POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
 
 
 class RecoveryBarrier:
-    """A barrier after failed calls, on a separate MPI communicator.
+    """A barrier that works after failed calls, because it has its own MPI communicator.
 
     A failed call may leave pending messages on its own communicator, but not on the separate
     communicator of the RecoveryBarrier.
@@ -137,8 +136,8 @@ class RecoveryBarrier:
         Args:
             name: The name of this barrier, the same on all ranks.
             failure: The error text of this rank's failure since the last barrier; "" if there was
-                no failure. A failure text causes ranks that still wait in the failed call to raise
-                an error.
+                no failure. A failure text makes ranks that still wait in the failed call raise an
+                error.
             settle: A function that returns when no other thread of this rank uses the communicator
                 any more.
 

@@ -26,7 +26,7 @@ COUNT = np.dtype("<i4")  # type of the element count that precedes each part
 
 
 def to_bytes(payload: Payload) -> np.ndarray:
-    """Serialize the parts in order, each after its element count; return uint8 (nbytes,)."""
+    """Serialize the parts, each after its element count, into a uint8 array (nbytes,)."""
     pieces: list[np.ndarray] = []
     for part in payload.values():
         array = np.asarray(part)
@@ -42,7 +42,7 @@ def from_bytes(
 
     Args:
         data: The bytes, uint8.
-        like: A payload whose parts have the same names and dtypes as those in the bytes.
+        like: A template payload with the names and dtypes of the parts in the bytes.
         start: The byte offset at which the payload starts.
     """
     parts: dict[str, np.ndarray] = {}
@@ -75,7 +75,7 @@ class ExpectedResidual:
         self._sum: np.ndarray | float = 0.0
 
     def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """Return the expected residual after one more step; all arrays have the shape (n,)."""
+        """Return the expected residual after one more step; all arrays have shape (n,)."""
         residual: np.ndarray = self._sum + gradient.astype(np.float64) - sent
         self._sum = residual
         return residual
@@ -83,7 +83,7 @@ class ExpectedResidual:
 
 # A state is a tensor, a tuple of tensors, or a nested tuple of tensors.
 State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"
-# The answer to `Mean` or `SparseMean` is the dense mean; the answer to `Gather` is all ranks'
+# The answer to `Mean` or `SparseMean` is the dense mean. The answer to `Gather` contains all ranks'
 # payloads. The first answer, which starts the generator, is None.
 Answer: TypeAlias = "tf.Tensor"
 
@@ -104,7 +104,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class SparseMean:
-    """A request for the mean of sparse vectors as a dense tensor (length,).
+    """A request for the mean of the ranks' sparse vectors, as a dense tensor (length,).
 
     The allreduce for this request merges sparse vectors instead of adding dense vectors.
 
@@ -158,11 +158,11 @@ Reduction: TypeAlias = Generator[Request, Answer, Reduced]
 class Compressor(Checked):
     """The base class of compressors; its fields are the options that a user sets.
 
-    A simple compressor defines `encode` and `decode` and inherits `reduce`; a compressor of another
-    form defines `reduce` itself. `encode` and `decode` are TensorFlow functions without side
-    effects; `state` contains everything that a compressor stores between training steps. Tensors
-    are flat, of shape (n,), and float32 or float64; if `by_layer` is true, each tensor has its
-    layer's shape.
+    A simple compressor defines `encode` and `decode` and inherits `reduce`; any other compressor
+    defines `reduce` itself. `encode` and `decode` are TensorFlow functions without side effects.
+    Everything that a compressor stores between training steps is in `state`. Tensors are flat, of
+    shape (n,), and float32 or float64. If `by_layer` is true, each tensor has its layer's shape
+    instead.
 
     Constant characteristics of a method, such as `linear`, are class attributes. Characteristics
     that depend on fields are properties; this base class defines their defaults.
@@ -207,7 +207,7 @@ class Compressor(Checked):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the compressor processes separate layers in their shapes, not a flat bucket."""
+        """Whether the compressor handles each layer in its own shape, instead of a flat bucket."""
         return False
 
     @property
@@ -217,7 +217,7 @@ class Compressor(Checked):
 
     @property
     def expansive(self) -> bool:
-        """Whether the error's norm can exceed the input's norm, so that error feedback diverges."""
+        """Whether the norm of the error can exceed the input's; error feedback then diverges."""
         return False
 
     @property
@@ -229,7 +229,7 @@ class Compressor(Checked):
         """Raise InvalidInput if the compressor does not support the optimizer and its arguments."""
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the state before the first step; in this base class a random key, int32 (2,).
+        """Return the state before the first step; the base class returns a random key, int32 (2,).
 
         Args:
             shape: The shape of the tensors.
@@ -259,7 +259,7 @@ class Compressor(Checked):
         raise NotImplementedError(f"{type(self).__name__} defines reduce instead")
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Compute the mean over ranks: yield requests, receive answers, return a `Reduced`."""
+        """Compute the mean over ranks in a generator that yields requests and returns `Reduced`."""
         payload = compiled(self, "encode")(tensor, state)
         decode = compiled(self, "decode")
         if self.linear:
@@ -274,7 +274,7 @@ class Compressor(Checked):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests that `reduce` yields for a tensor, with the bytes sent by a rank.
+        """Return the requests that `reduce` yields for a tensor, each with the bytes sent per rank.
 
         Args:
             shape: The shape of the float32 tensor.

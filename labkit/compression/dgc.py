@@ -35,9 +35,9 @@ class DGC(Compressor):
     + u\), where g is the gradient and m the momentum. The largest elements of the accumulation v
     are sent; then u and v are set to zero at the sent indices (momentum factor masking).
     The conservation law is: v after the step + sent elements = v before the step + u. In the four
-    quarters of the warm-up, fractions of \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements are
-    sent, but never fewer than the fraction `ratio`. The optimizer must be SGD without momentum,
-    because DGC applies the momentum.
+    quarters of the warm-up, ranks send the fractions \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the
+    elements, but at least the fraction `ratio`. The optimizer must be SGD without momentum, because
+    DGC applies the momentum.
 
     Args:
         ratio: The fraction of elements that are sent after the warm-up.
@@ -50,8 +50,8 @@ class DGC(Compressor):
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
     1712.01887. Differs from it: the norm of each bucket is clipped, not the norm of all layers
-    together; there is no Nesterov momentum. In labkit, the threshold is estimated from a sample of
-    64 n/k elements if k of n elements are sent.
+    together; there is no Nesterov momentum. labkit estimates the threshold from a sample of 64 n/k
+    elements if k of n elements are sent.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -64,7 +64,7 @@ class DGC(Compressor):
     warmup_steps: NonNegativeInt = 0
 
     def check(self, optimizer: str, options: Mapping[str, Any]) -> None:
-        """Raise InvalidInput unless the optimizer is SGD without momentum, which DGC applies."""
+        """Raise InvalidInput unless the optimizer is SGD without momentum; DGC applies its own."""
         if optimizer != "sgd" or options.get("momentum"):
             momentum = f" with momentum={options['momentum']}" if options.get("momentum") else ""
             raise InvalidInput(
@@ -74,7 +74,7 @@ class DGC(Compressor):
             )
 
     def unsupported_reason(self) -> str:
-        """Return why parameter servers do not support DGC: they answer with weight differences."""
+        """Return why parameter servers, which reply with weight differences, do not support DGC."""
         return (
             "applies momentum to gradients, but servers reply with differences of weights, to "
             "which no momentum applies"
@@ -118,7 +118,7 @@ class DGC(Compressor):
         key: Tensor,
         density: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the sent indices and values (k,), and the new velocity and accumulation (n,)."""
+        """Return the sent indices and values, (k,), and the new velocity and accumulation, (n,)."""
         import tensorflow as tf
 
         # A single XLA loop updates velocity and accumulation. The selection of elements is outside
@@ -174,10 +174,10 @@ def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
 class ExpectedAccumulation(ExpectedResidual):
     r"""The expected accumulation: the sum of all velocities minus the sum of all sent tensors.
 
-    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where u is the
-    velocity, v the accumulation, M is 1 at sent elements, g is the clipped gradient and s the sent
-    tensor. The formulas of u and v are the momentum correction and the momentum factor masking of
-    Lin et al. 2018.
+    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), with velocity u,
+    accumulation v, clipped gradient g, sent tensor s, and a mask M that is 1 at sent elements. The
+    formulas of u and v are the momentum correction and the momentum factor masking of Lin et al.
+    2018.
     """
 
     def __init__(self, compressor: DGC, ranks: int) -> None:

@@ -22,7 +22,7 @@ FAMILIES = MappingProxyType(
 
 @cache
 def samples() -> tuple[Compressor, ...]:
-    """Return all compressors with default fields, and all supported wrappers around them.
+    """Return all compressors with default fields, and all supported combinations with wrappers.
 
     Required numeric fields have the value 1, because they have no default.
     """

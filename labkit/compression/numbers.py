@@ -10,8 +10,8 @@ with 4 bits of padding (-):
     byte 1                  1  4  7 10 13 16 19  -
     byte 2                  2  5  8 11 14 17  -  -
 
-The low 2 bits of a 3-bit code are packed first; its third bit is packed in later bytes. Likewise,
-codes of 5, 6 or 7 bits are split into parts of 4, 2 and 1 bits.
+The low 2 bits of each 3-bit code are packed first, and the third bits follow in later bytes.
+Likewise, codes of 5, 6 or 7 bits are split into parts of 4, 2 and 1 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labkit.compression.compressor import Tensor
 
 
 def magnitude_bits(tensor: Tensor) -> Tensor:
-    """Return integers, in the tensor's shape, that are ordered like the elements' magnitudes.
+    """Return, for each element, an integer; the integers are ordered like the magnitudes.
 
     Each integer consists of the bits of an element without its sign bit. NaN is mapped to the
     largest integers, so that comparisons select NaN.
@@ -52,7 +52,8 @@ def row_norms(rows: Tensor) -> Tensor:
     norms = tf.math.reduce_euclidean_norm(rows, axis=1)
     if not rows.shape[1]:
         return norms
-    # Below the norm `smallest`, squares underflow; an infinite norm means that squares overflowed.
+    # If the norm is below `smallest`, squares may have underflowed. If the norm is infinite,
+    # squares have overflowed.
     smallest = (rows.shape[1] * limits.tiny / limits.eps) ** 0.5
     inexact = (norms < smallest) | tf.math.is_inf(norms)
 
@@ -72,7 +73,7 @@ def _scaled_norms(rows: Tensor) -> Tensor:
 
 
 def finite_products(scales: Tensor, factors: Tensor | float = 1.0) -> Tensor:
-    """Multiply scales by factors; limit the result so that decoded elements stay finite.
+    """Multiply scales by factors, up to a limit that keeps decoded elements finite.
 
     Products are not limited if the scale is infinite or NaN.
     """
@@ -112,9 +113,9 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         packed: The bytes from `pack`.
         bits: The width of a code in bits, the same as in `pack`.
         length: The number of codes, int32 ().
-        value: Function from codes to values, element by element. `value` is called for each range
-            of codes separately, because XLA takes five times as long for one call on the
-            concatenated ranges.
+        value: Function that maps an array of codes to their values, element by element. `value` is
+            called for each range of codes separately, because XLA takes five times as long for one
+            call on the concatenated ranges.
     """
     import tensorflow as tf
 
@@ -159,7 +160,7 @@ def _widths(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
-    """Return the lowest `width` bits of codes after a left shift (right if `left` is negative)."""
+    """Shift codes left by `left` bits (right if negative), and return their lowest `width` bits."""
     import tensorflow as tf
 
     if left:
@@ -173,7 +174,7 @@ def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
 # GAMMA is an odd number near 2**32 / golden ratio. The product with GAMMA maps neighbouring indices
 # to distant numbers.
 GAMMA = 0x9E3779B9
-ROUNDS = (0x7FEB352D, 0x846CA68B)  # hash factors: one flipped input bit flips about half the output
+ROUNDS = (0x7FEB352D, 0x846CA68B)  # hash factors: a flipped input bit flips about half of the hash
 
 
 def uniform(length: int, key: Tensor) -> Tensor:

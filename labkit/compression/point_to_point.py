@@ -134,7 +134,7 @@ class Decoder(_Codec):
         return self._flat(tensors, self._dtype)
 
     def _templates(self) -> list[Payload]:
-        """Return payloads of zero tensors, as templates for the names and dtypes of parts."""
+        """Return payloads of zero tensors, which show the names and dtypes of a payload's parts."""
         import tensorflow as tf
 
         if not self._likes:

@@ -39,7 +39,7 @@ class PowerSGD(Compressor):
         approximation_rank: The number of columns of each factor; fewer columns mean fewer bytes and
             a larger error.
         warm_start: Whether each iteration starts with the Q of the previous step, which improves
-            the approximation from step to step; if false, with a random Q.
+            the approximation; if False, Q is random.
 
     Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Differs from
     it: labkit orthogonalises with Householder's QR instead of Gram-Schmidt, so that a zero gradient
@@ -93,7 +93,7 @@ class PowerSGD(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests for two factors, or for the tensor if factors are not smaller."""
+        """Return two requests for the factors, or one for the tensor if it is not larger."""
         if self.elements(shape) == prod(shape):
             return ((Mean, 4.0 * prod(shape)),)
         return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
@@ -116,7 +116,7 @@ class PowerSGD(Compressor):
         )
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the product of the two factors, or the tensor that was sent unchanged, as (n,)."""
+        """Return the product of the two factors, or the unchanged tensor, as a flat tensor (n,)."""
         import tensorflow as tf
 
         if "values" in payload:
@@ -136,7 +136,7 @@ class PowerSGD(Compressor):
         return run_fused(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sP (n, r) and MᵀP/s (m, r) for gradient M, orthonormal P, and power of two s."""
+        """Return sP (n, r) and MᵀP/s (m, r) for gradient M, orthonormal P; s is a power of two."""
         import tensorflow as tf
 
         p = tf.linalg.qr(_directions(p)).q
@@ -164,7 +164,7 @@ def _matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _directions(factor: Tensor) -> Tensor:
-    """Scale a factor to a largest element of 1, because only its columns' directions matter.
+    """Scale a factor so that its largest element is 1; only its columns' directions matter.
 
     The scaling avoids overflow and underflow in squares and products, whether the gradient is small
     or large.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def split(tensor: Tensor, size: int | None) -> list[Tensor]:
-    """Return a flat tensor as rows: full blocks (n // size, size), and a last row (1, n % size).
+    """Cut a flat tensor into full blocks, (n // size, size), and a remainder, (1, n % size).
 
     Args:
         tensor: The flat tensor, (n,).
@@ -44,7 +44,7 @@ def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
     """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # min and max need no tensor of magnitudes and one pass over memory
+    if size is None:  # min and max need only one pass over memory, and no tensor of magnitudes
         maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
         maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
@@ -89,7 +89,7 @@ def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tens
 
     chance = tf.cast(uniform(tensor.shape[0], key), tensor.dtype)
     size = tf.math.divide_no_nan(tf.abs(tensor), unit) + chance
-    # Rounding errors can lift a level above `max_level`.
+    # Rounding errors can raise a level above `max_level`.
     level = tf.minimum(tf.floor(size), max_level)
     return tf.cast(max_level + tf.where(tensor < 0, -level, level), tf.uint8)
 
@@ -98,7 +98,7 @@ NAN_VALUE = -128.0  # NaN has a separate code, because the maximum may ignore Na
 
 
 class Int8(Compressor):
-    r"""1 byte per element: integers from -127 to 127, scaled by the maximal magnitude of a block.
+    r"""Sends 1 byte per element, an integer from -127 to 127, and one scale per block.
 
     \(q = \mathrm{round}(127\, g / m)\) and \(\hat g = q\, m / 127\), where \(m = \max |g|\), so
     that \(|\hat g - g| \le m / 254\). Rounding to nearest is biased; with `ErrorFeedback`, the
@@ -196,7 +196,7 @@ def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
 
 
 class QSGD(Compressor):
-    r"""Sends one norm per bucket, and for each element a sign and one of s random levels.
+    r"""Sends one norm per bucket, and for each element a sign and a randomly rounded level.
 
     \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
     numbers around \(s |g_i| / \|g\|\). The expectation is \(E\,\hat g = g\). The variance is \(E
@@ -207,8 +207,7 @@ class QSGD(Compressor):
     Args:
         levels: The number s of levels, from 1 to 127.
         bucket: The number of elements that share a norm; larger buckets send fewer bytes, but their
-            decoded values have a larger variance. If `bucket` is None, there is one norm for all
-            elements.
+            decoded values have a larger variance. If `bucket` is None, all elements share one norm.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
     Differs from it: codes have a fixed width instead of Elias codes; the scale is always the
@@ -235,7 +234,7 @@ class QSGD(Compressor):
         return (2 * self.levels).bit_length()
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
+        """Return the payload: packed "codes", uint8; "norms" (buckets,); "length", int32 (1,)."""
         import tensorflow as tf
 
         # Norms are computed outside XLA, because XLA would add the squares one by one.
@@ -330,7 +329,7 @@ class TernGrad(Compressor):
 
 
 class Float16(Compressor):
-    r"""IEEE half precision, 2 bytes per element; an allreduce sums the half-precision values.
+    r"""Sends each element in IEEE half precision (2 bytes); an allreduce sums the sent values.
 
     \(\hat g = \mathrm{fp16}(g)\), with \(|\hat g - g| \le 2^{-11} |g|\) for \(6.1 \cdot 10^{-5} \le
     |g| \le 65504\). Smaller values are rounded to a multiple of \(6 \cdot 10^{-8}\); larger values
@@ -361,7 +360,7 @@ class Float16(Compressor):
 
 
 class BFloat16(Compressor):
-    r"""The upper half of each float32, 2 bytes per element; an allreduce sums the halves.
+    r"""Sends the upper 2 bytes of each float32; an allreduce sums the bfloat16 values.
 
     \(\hat g = \mathrm{bf16}(g)\), with \(|\hat g - g| \le 2^{-8} |g|\) up to \(3.39 \cdot
     10^{38}\), which is also the limit of float32; larger values become infinite. Sums in the

@@ -13,7 +13,7 @@ from labkit.compression.numbers import finite_products, pack, split_ranges, unpa
 
 
 class OneBit(Compressor):
-    r"""Sends the means of positive and of other elements; for each element, 1 bit selects a mean.
+    r"""Sends the mean of the positive elements, the mean of the others, and 1 bit per element.
 
     \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
     0\}\) if \(g_i \le 0\). No other pair of values has a smaller squared error for the given signs.
@@ -31,7 +31,7 @@ class OneBit(Compressor):
     xla: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "signs" (packed, uint8), "means" (2,) (positive mean last) and "length" (1,)."""
+        """Return packed "signs", uint8, "means" (2,) (positive mean last), and "length" (1,)."""
         import tensorflow as tf
 
         signs = pack(tf.cast(tensor > 0, tf.uint8), 1)
@@ -71,8 +71,7 @@ class SignSGD(Compressor):
     without a gradient do not drift. A rank does not vote if its whole tensor is zero.
 
     Args:
-        scale: The magnitude of every element of the update, to which the learning rate must be
-            adapted.
+        scale: The magnitude of every element of the update; choose the learning rate accordingly.
 
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
     1802.04434. J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
@@ -113,7 +112,7 @@ class SignSGD(Compressor):
         }
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return one rank's votes (n,): for each element, +scale or -scale, times "voice"."""
+        """Return one rank's votes (n,): +scale or -scale per element, times its weight "voice"."""
         import tensorflow as tf
 
         size = self.scale * payload["voice"][0]

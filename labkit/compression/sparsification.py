@@ -44,7 +44,7 @@ class Sparse(Compressor):
         return {"indices": indices, "values": values, "length": tf.constant([tensor.shape[0]])}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return a dense tensor (n,): the values at their indices, and zeros at all others."""
+        """Return a dense tensor (n,) with the values at their indices, and zeros elsewhere."""
         return scatter(payload["indices"], payload["values"], payload["length"][0])
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
@@ -104,7 +104,7 @@ def select_above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Ten
 def _any_reaches(rows: Tensor, threshold: Tensor) -> Tensor:
     import tensorflow as tf
 
-    # `reduce_any` is faster than a comparison with the maximum, which XLA computes element by
+    # `tf.reduce_any` is faster than `tf.reduce_max`, because XLA computes a maximum element by
     # element.
     return tf.reduce_any(_reaches(rows, threshold), 1)
 
@@ -201,11 +201,11 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
 
 
 def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements above a sampled threshold; if there are more than 2 k, the k largest."""
+    """Return all elements above a sampled threshold; if more than 2 k, only the k largest."""
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    too_many = tf.size(candidates) > 2 * k  # happens only after an atypical sample
+    too_many = tf.size(candidates) > 2 * k  # true only for an unrepresentative sample
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
     )
@@ -213,7 +213,7 @@ def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[T
 
 
 def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
-    """Return the `hits`-th largest sampled magnitude; at least the smallest normal float."""
+    """Return the `hits`-th largest sampled magnitude, or the smallest normal float if larger."""
     import tensorflow as tf
 
     # A separate XLA cluster gathers the sample in memory order, which avoids cache misses.
@@ -221,8 +221,8 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     sizes = run_fused(_sizes, tensor, places)
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
-    # If most elements are zero, the sampled threshold is also zero; the minimum `least` excludes
-    # zeros.
+    # If most elements are zero, the sampled threshold is also zero. The lower bound `least` then
+    # excludes zeros.
     least = magnitude_bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
     return from_bits(tf.maximum(threshold, least))
 
@@ -236,7 +236,7 @@ def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
 class RandomK(Compressor):
     r"""Sends one random element from each of k equal ranges, at the same indices on all ranks.
 
-    Of n elements, \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) elements are sent. Only
+    The compressor sends \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) of n elements. Only
     values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
     expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\), which is suitable for
     `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. With
@@ -273,7 +273,7 @@ class RandomK(Compressor):
 
     @property
     def expansive(self) -> bool:
-        """Whether sent elements are multiplied by n/k, so that the error can exceed the tensor."""
+        """Whether the error may exceed the tensor, because sent values are multiplied by n/k."""
         return self.rescale
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
@@ -288,7 +288,7 @@ class RandomK(Compressor):
         return {"values": values, "key": key, "length": tf.constant([n])}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return a dense tensor (n,): the values at their indices, and zeros at all others."""
+        """Return a dense tensor (n,) with the values at their indices, and zeros elsewhere."""
         import tensorflow as tf
 
         values, n = payload["values"], payload["length"][0]

@@ -98,14 +98,14 @@ class Chain(Compressor):
         return self.first.shared
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return both compressors' random keys, int32 (2, 2); a key may be equal on all ranks."""
+        """Return one random key per compressor, int32 (2, 2); ranks may have equal keys."""
         import tensorflow as tf
 
         pair = (self.first, self.second)
         return tf.stack([nested.start(shape, rank, seed, ranks) for nested in pair])
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return both payloads' parts; the second payload's part names begin with "values"."""
+        """Return both payloads as one; the second payload's part names begin with "values"."""
         first = dict(compiled(self.first, "encode")(tensor, key[0]))
         second = self.second.encode(first.pop(VALUES), key[1])
         # The prefix "values." avoids name clashes between the parts of the two payloads.
@@ -124,7 +124,7 @@ class Chain(Compressor):
 
 
 def _unsupported_reason(second: Compressor) -> str | None:
-    """Return why a compressor cannot encode selected values, or None if it can."""
+    """Return the reason why a compressor cannot encode selected values, or None if it can."""
     if second.sparse or isinstance(second, Chain):
         return "drops elements, but the first compressor already drops elements"
     if second.memory:
@@ -157,7 +157,7 @@ class ErrorFeedback(Compressor):
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599. S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
     and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the residual
-    is in units of the gradient, not of the optimizer's step, so that a changed learning rate also
+    has the unit of the gradient, not of the optimizer's step. A new learning rate therefore also
     applies to the old residual.
     """
 
@@ -198,7 +198,7 @@ class ErrorFeedback(Compressor):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the inner compressor processes each layer's tensor in its own shape."""
+        """Whether the inner compressor needs each layer as a separate tensor in its own shape."""
         return self.inner.by_layer
 
     @property
@@ -229,7 +229,7 @@ class ErrorFeedback(Compressor):
         return self.inner.collectives(shape, payload)
 
     def unsupported_reason(self) -> str:
-        """Return why the inner compressor cannot encode for a single receiver; "" if it can."""
+        """Return the reason why the inner compressor cannot encode for one receiver, or ""."""
         return self.inner.unsupported_reason()
 
     @property

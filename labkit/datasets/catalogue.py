@@ -104,7 +104,7 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def check(name: str, options: Mapping[str, object]) -> Shapes:
-    """Return the shapes that a model must have for a data set; read no file.
+    """Return a data set's input and output shapes; read no file of a catalogued data set.
 
     Raises:
         InvalidInput: The data set or an option is unknown, or a value is invalid.
@@ -134,7 +134,7 @@ def locate(name: str) -> tuple[Path, ...]:
 
 
 def available(name: str) -> str | None:
-    """Return why a data set's files are missing or damaged, or None; download nothing."""
+    """Return the reason why files of a data set are missing or damaged, or None; download none."""
     files = _spec(name).files
     try:
         missing = [file for file in files if find(file) is None]
@@ -146,12 +146,12 @@ def available(name: str) -> str | None:
 def ensure(name: str) -> None:
     """Download a data set's missing files once, so that not every rank downloads them."""
     if name.startswith(user_data.HUB):
-        check(name, {})  # A Hugging Face data set is loaded, so that its download is cached.
+        check(name, {})  # `check` loads a Hugging Face data set, which caches its download.
     locate(name)
 
 
 def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return a data set's entries in a run's record: name without folder, options, checksum."""
+    """Return what a run's record stores: data set name without folder, options, and checksum."""
     if name in DATASETS or not user_data.is_user_dataset(name):
         return {"dataset": name, "dataset_options": dict(options)}
     options_with_checksum = dict(options) | {"sha256": user_data.checksum(name, dict(options))}
@@ -159,7 +159,7 @@ def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def label(name: str) -> str:
-    """Return a data set's name, or the last component of the name if it is an absolute path."""
+    """Return a data set's name; of an absolute path, return only the last component."""
     return Path(name).name if Path(name).is_absolute() else name
 
 

@@ -61,7 +61,7 @@ def find(file: DataFile) -> Path | None:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise LabkitError if the sha256 differs from `expected`; unchanged files are hashed once."""
+    """Raise LabkitError if the file's sha256 differs from `expected`; cache the sha256."""
     status = path.stat()
     checksum = _sha256(path.resolve(), status.st_mtime_ns, status.st_size)
     if checksum != expected:
@@ -97,7 +97,7 @@ def fetch(file: DataFile) -> Path:
         ) from error
     finally:
         for place in paths:
-            with suppress(OSError):  # `rmdir` keeps folders that are not empty
+            with suppress(OSError):  # `rmdir` fails if a folder is not empty
                 place.rmdir()
 
 
@@ -115,7 +115,7 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an error's innermost cause; `requests` wraps a refused connection in three errors."""
+    """Return the innermost cause of an error, such as the refused connection in its wrappers."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
@@ -126,14 +126,14 @@ Task = Literal["classification", "regression", "next_character"]
 
 
 class Rows(Options):
-    """Options of every data set: how many of its first rows are used for training and for tests."""
+    """Options of every data set: use only the first `rows` training and `test_rows` test rows."""
 
     rows: Count | None = Field(None, description="number of training rows, 1 or more")
     test_rows: Count | None = Field(None, description="number of test rows, 1 or more")
 
 
 class Arrays(NamedTuple):
-    """Features and labels from a reader, before rows are selected and features scaled."""
+    """Features and labels as a reader returns them: all rows, with unscaled features."""
 
     x_train: Array
     y_train: Array
@@ -155,9 +155,11 @@ class DatasetSpec:
     """Specification of a data set: its reader, its shapes, its number of rows, and its files.
 
     Attributes:
-        read: Function of (options, paths of the files) that returns the data set's arrays.
-        shapes: Function of the options that returns the shapes that a model must fit.
-        count: Function of the options that returns the published number of training rows.
+        read: Function that takes the options and the file paths, and returns the data set's arrays.
+        shapes: Function that takes the options, and returns the input and output shapes that a
+            model needs.
+        count: Function that takes the options, and returns the number of training rows in the
+            published data set.
         files: Files of the data set; the reader receives their paths.
         scale: Divisor of all features, such as 255 for 8-bit pixels.
         options: Class of the data set's options.
@@ -172,7 +174,7 @@ class DatasetSpec:
 
 
 def images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    """Return a `DatasetSpec.shapes` function for images of shape `input_shape` in ten classes."""
+    """Return a `DatasetSpec.shapes` function for images of `input_shape` and ten classes."""
     return lambda options: Shapes(input_shape, 10, "classification")
 
 
@@ -186,9 +188,9 @@ class Dataset:
     """Training and test arrays, with examples along the first axis.
 
     Features are float32 numbers, or int32 codes of characters. The type of the labels depends on
-    the task. A classification has int32 classes; a regression has float32 targets of shape (rows,
-    outputs). For the task `next_character`, labels are the int32 codes of the next characters, with
-    shape (rows, sequence_length).
+    the task. For a classification, labels are int32 classes. For a regression, labels are float32
+    targets of shape (rows, outputs). For the task `next_character`, labels are the int32 codes of
+    the next characters, with shape (rows, sequence_length).
     """
 
     name: str
@@ -244,12 +246,12 @@ def to_array(label: str, value: Any) -> Array:
 
 
 def validate_values(label: str, array: Array, texts: bool = False) -> None:
-    """Raise an error if values, such as NaN or dates, cannot be used in losses and layers.
+    """Raise an error if an array has values that no model can use, such as NaN or dates.
 
     Args:
         label: Name of the array in the error message.
         array: Features or labels.
-        texts: Whether texts are allowed; they are converted to categories or classes later.
+        texts: Whether texts are allowed; later code converts texts to categories or classes.
 
     Raises:
         InvalidInput: Some values are infinite or not numbers.
@@ -271,8 +273,8 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
             f"{label} has the type {array.dtype}: give an array of numbers whose rows have the "
             "same length"
         )
-    # The minimum and the maximum reveal non-finite values without a second array. The number of
-    # non-finite values is only computed for the error message.
+    # The minimum and the maximum show whether an array has non-finite values. Their computation
+    # needs no second array. The number of non-finite values is only computed for the error message.
     if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
         count = int((~np.isfinite(array)).sum())
         raise InvalidInput(
@@ -282,7 +284,7 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
 
 
 def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
-    """Return the shapes and the task that arrays (x, y) imply; None if x or y is not an array."""
+    """Return the shapes and the task of the data (x, y), or None if x or y is not an array."""
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return None
@@ -299,12 +301,12 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None
     Args:
         data: The training arrays (x, y).
         y_validation: Labels of the validation data, or None.
-        loss: The name of the loss, or None if the user has named no loss. Decimal labels are
+        loss: The name of the loss, or None if the user has named no loss. Floating-point labels are
             checked only if `loss` is None.
 
     Raises:
-        InvalidInput: Features are texts, or labels may be either classes or amounts, or labels are
-            not valid classes.
+        InvalidInput: Features are texts, labels are invalid classes, or labels may be either
+            classes or regression targets.
     """
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):

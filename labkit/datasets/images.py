@@ -19,7 +19,7 @@ from labkit.datasets.dataset import Array, Arrays, DataFile, DatasetSpec, always
 
 
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return scikit-learn's 1,797 digit images (8, 8, 1); 360 of them are fixed test rows.
+    """Return scikit-learn's 1,797 digit images (8, 8, 1); the test set is a fixed set of 360.
 
     The rows are shuffled with a fixed seed, because the file is ordered by writer and contains runs
     of 0, 1, …, 9.
@@ -171,7 +171,7 @@ def read_pictures(
 
 
 def pixels_of(image: Any, size: Size) -> Array:
-    """Convert a PIL image to an array (rows, columns, 1 or 3), in which black is 0 and white 1.
+    """Convert a PIL image to an array (rows, columns, channels); black is 0, and white is 1.
 
     Raises:
         ValueError: The image's mode does not define the value of white.
@@ -194,7 +194,7 @@ def pixels_of(image: Any, size: Size) -> Array:
 
 
 def stack(*parts: Sequence[Array]) -> list[Array]:
-    """Return each list of images as an array; if any image is colored, all get 3 channels."""
+    """Stack each list of images in an array; if any image has color, all get 3 channels."""
     channels = max(image.shape[-1] for part in parts for image in part)
     return [
         np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in part])

@@ -35,12 +35,12 @@ class SyntheticOptions(Rows):
 
     @property
     def outputs(self) -> int:
-        """Number of classes or targets, depending on the task."""
+        """The number of classes of a classification, or the number of targets of a regression."""
         return self.classes if self.task == "classification" else self.targets
 
 
 def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
-    """Return examples x = z M, and labels that a two-layer teacher network tanh(z A) B computes.
+    """Return examples x = z M, with labels computed by a two-layer teacher network tanh(z A) B.
 
     The entries of the latent features z (rows, 16) and of the matrices M, A and B are random
     normal; every feature of x has variance 1. The class of a row is the index of the teacher's
@@ -51,8 +51,7 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)
-    # The division by the square root of the number of inputs keeps tanh nonlinear, but not
-    # saturated.
+    # Dividing by the square root of the number of inputs keeps tanh nonlinear, but not saturated.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
     # Training and test rows have labels from the same teacher network. The order of the random
@@ -137,11 +136,11 @@ def ratings(
 ) -> tuple[Array, Array]:
     r"""Return the known entries of a low-rank table with noise, \(R = U V^\top + \sigma e\).
 
-    The entries of U and V are random normal, and scaled so that entries of R have variance 1 before
-    noise is added.
+    The entries of U and V are normally distributed. Their scale gives the entries of R a variance
+    of 1 before noise is added.
 
     Args:
-        users, items: Numbers of rows and columns of the table.
+        users, items: Number of rows (users) and number of columns (items) of the table.
         approximation_rank: Number of columns of U and V.
         observed: Fraction of entries that are known; each user and each item has at least one
             known entry.
@@ -163,7 +162,7 @@ def ratings(
 
 
 def lasso_optimum(x: Array, y: Array, l1: float) -> float:
-    r"""Return the minimum of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), by scikit-learn's Lasso.
+    r"""Return the minimal value of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), found by Lasso.
 
     Args:
         x: Features (rows, columns).
@@ -184,8 +183,8 @@ def factorization_optimum(
 ) -> float:
     r"""Return a minimum of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
 
-    The method is alternating least squares: it solves exactly for U with V fixed, then for V with U
-    fixed.
+    The method is alternating least squares. Each iteration solves for U with V fixed, and then for
+    V with U fixed.
 
     Args:
         x: User and item of each known entry (entries, 2).

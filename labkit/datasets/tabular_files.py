@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # `NUMERIC` contains the indices of the numeric columns; the other columns contain categories, such
 # as workclass or education.
-NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours
+NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, education years, capital gain, capital loss, hours
 LABEL = 14
 
 
@@ -38,7 +38,7 @@ def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
 
     Numbers are standardised, and categories are one-hot encoded. Means and categories come from the
     whole training file, so that features do not depend on the option `rows`. A missing value, "?",
-    is a separate category; a category that occurs only in the test file is encoded as zeros. The
+    is a separate category. A category that occurs only in the test file is encoded as zeros. The
     published files result in 108 features: 6 numeric ones and 102 categories.
     Reference: Becker & Kohavi 1996, doi:10.24432/C5XW20.
     """
@@ -100,7 +100,7 @@ START = 1 << 16  # characters read to detect separator and decimal sign
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a .csv or .parquet file; columns are separated by commas, semicolons, tabs or bars.
+    """Read a .parquet file, or a .csv file with commas, semicolons, tabs or "|" as separators.
 
     Raises:
         InvalidInput: The file cannot be read, has no header, or has rows longer than its header.
@@ -116,7 +116,7 @@ def read_table(path: Path) -> pd.DataFrame:
         separator = max(SEPARATORS, key=header.count)
         # A comma can be a decimal sign only if semicolons separate the columns.
         decimal = "," if separator == ";" and re.search(r"\d,\d", start) else "."
-        with warnings.catch_warnings():  # turns pandas' warning about dropped fields into an error
+        with warnings.catch_warnings():  # errors instead of pandas' warnings about dropped fields
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, sep=separator, decimal=decimal, index_col=False)
     except (ValueError, OSError, pd.errors.ParserWarning) as error:
@@ -130,11 +130,11 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Array]:
-    """Return a column as features; the mean replaces missing numbers; missing texts are a category.
+    """Return a column's features; the mean replaces missing numbers; missing texts are a category.
 
     Raises:
-        InvalidInput: The column has infinite numbers, dates, or numbers stored as texts; or most
-            rows of the column have different texts.
+        InvalidInput: The column has infinite numbers, dates, numbers stored as texts, or too many
+            distinct texts.
     """
     if isinstance(train.iloc[0], list | np.ndarray):
         return np.stack(list(train)), np.stack(list(test))
@@ -156,7 +156,7 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
             f"{name} has dates in {column}: convert the dates to numbers, or drop the column"
         )
     _check_texts(name, train)
-    # A column with a different text in most rows is rejected, because such texts only identify
+    # A text column is rejected if most of its texts are distinct, because such texts only identify
     # rows.
     distinct, allowed = train.nunique(), max(FEW_CLASSES, len(train) // 2)
     if distinct > (allowed := CATEGORIES if distinct > CATEGORIES else allowed):
@@ -173,8 +173,7 @@ def _check_texts(name: str, column: pd.Series) -> None:
     import pandas as pd
 
     texts = column.dropna().astype(str)
-    # Numbers with commas are rejected and not converted, because a comma may separate decimals or
-    # thousands.
+    # Numbers with commas are rejected, because a comma may separate either decimals or thousands.
     numbers = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
     if len(texts) and numbers.mean() >= 0.5:
         odd = texts[~numbers] if not numbers.all() else texts

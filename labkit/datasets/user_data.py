@@ -1,4 +1,4 @@
-"""Users' data sets by path or address: arrays, tables, image folders, Hugging Face data sets."""
+"""Data sets that users provide: arrays, tables, image folders, and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def spec(name: str) -> DatasetSpec:
 
 
 def arrays(name: str, options: OwnOptions) -> Arrays:
-    """Return all rows of a user's data set; the two data sets that were read last are cached.
+    """Return all rows of a user's data set; cache the two data sets that were read last.
 
     Raises:
         InvalidInput: The data set cannot be read, or its checksum differs from the option `sha256`.
@@ -168,7 +168,7 @@ def _prepare(
     x_test: Array | None = None,
     y_test: Array | None = None,
 ) -> Arrays:
-    """Return numeric features and labels; without test arrays, reserve some rows for tests."""
+    """Return numeric features and labels; if there are no test arrays, reserve rows for tests."""
     if x_test is None or y_test is None:
         if len(x) != len(y):
             raise InvalidInput(
@@ -227,7 +227,7 @@ def _targets(name: str, y: Array) -> Array:
 
 
 def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) -> None:
-    """Raise an error if labels do not look like classes, unless `task` is given."""
+    """Raise an error if labels do not look like classes and the option `task` is not set."""
     if len(classes) == 1:
         raise InvalidInput(
             f"all labels of {name} are of one class, {classes[0]!s}: give at least two classes"
@@ -245,14 +245,14 @@ def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) ->
 
 
 def held_out(rows: int, share: float) -> Array:
-    """Return a mask of evenly spaced test rows, so that each class of sorted rows is tested."""
+    """Return a mask of evenly spaced test rows, which include all classes of sorted rows."""
     places = np.arange(rows)
     mask: Array = np.floor((places + 1) * share) > np.floor(places * share)
     return mask
 
 
 def _scale(name: str, x: Array) -> Array:
-    """Scale 8-bit pixels to the range 0 to 1, leave other numbers unchanged; return float32."""
+    """Convert features to float32; scale only 8-bit pixels, to the range 0 to 1."""
     try:
         return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
     except (ValueError, TypeError) as error:
@@ -280,7 +280,7 @@ def _read_table_file(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _from_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
-    """Convert tables to arrays; training rows give the means, the deviations and the categories."""
+    """Convert tables to arrays, using means, deviations and categories of the training rows."""
     label = _label(name, list(train.columns), options)
     columns = train.columns.drop(label)
     if not len(columns) or not len(train):
@@ -323,7 +323,7 @@ def _read_image_folder(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _read_hugging_face(name: str, options: OwnOptions) -> Arrays:
-    """Read a Hugging Face data set from disk, or from the hub, whose downloads are cached."""
+    """Read a Hugging Face data set from disk, or download it from the hub and cache it."""
     datasets = optional("datasets", "datasets")
     try:
         if name.startswith(HUB):  # the name has the form hf:NAME or hf:NAME:CONFIGURATION

@@ -47,7 +47,7 @@ class LowRank(FineTuned):
         return f"low rank {self.approximation_rank}{self._trained}"
 
     def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
-        """Return a copy of the model, in which two factors replace the kernel of Dense layers.
+        """Return a copy of the model with two smaller layers in place of each large Dense layer.
 
         Raises:
             InvalidInput: No Dense layer of the model would become smaller.
@@ -93,7 +93,7 @@ def reduces_parameters(shape: tuple[int, ...], approximation_rank: int) -> bool:
 
 
 def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
-    """Return a copy of the model, with two factors for each Dense layer that becomes smaller."""
+    """Return a copy of the model; replace each Dense layer by two layers if they are smaller."""
     import keras
 
     def replaced(layer: keras.Layer) -> keras.Layer:

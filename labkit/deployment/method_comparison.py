@@ -34,7 +34,7 @@ WARM_UP = 10  # number of untimed calls before timing
 
 
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
-    """Return a flag for each answer: True if the right label has the largest score.
+    """Return one flag per predicted label: True if the predicted label is correct.
 
     For sequences, each time step of a test sample counts as one answer; for other data, each test
     sample counts as one answer.
@@ -54,14 +54,15 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
 
 
 def chance(losses: int, gained: int) -> float:
-    """Return the p-value of the sign test: the probability of a split that is at least as uneven.
+    """Return the p-value of a two-sided sign test for the numbers of lost and gained answers.
 
     The function computes the exact sign test (McNemar's) on the answers that only one of two models
     has right. The test accounts for the random choice of test data, but not for the random choice
     of training seeds.
     """
     changed, fewer = losses + gained, min(losses, gained)
-    # The sum uses exact integers, because floats would overflow if thousands of answers changed.
+    # The sum uses exact integers, because floats would overflow if the models disagreed on
+    # thousands of labels.
     tail = sum(math.comb(changed, k) for k in range(fewer + 1))
     return min(1.0, float(Fraction(tail, 2**changed)) * 2)
 
@@ -74,11 +75,11 @@ def gzip_bytes(path: Path) -> int:
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each model's median milliseconds per call on one batch, one median for each repeat.
+    """Return each model's milliseconds per call on one batch: one median for each repeat.
 
     In each repeat, the models are timed in turn; each repeat starts with a different model. Because
-    the models take turns, other load on the machine affects all models equally. Models are compiled
-    and called some times before the timing starts.
+    the models take turns, other load on the machine affects all models equally. Before the timing
+    starts, each model is compiled and then called several times.
 
     Args:
         models: The models to time, by name.
@@ -138,23 +139,25 @@ def compare(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> pandas.DataFrame:
-    r"""Compress a trained model with each method, and measure all models after reading their files.
+    r"""Compress a trained model with each method, and measure each model as read from its file.
 
     The table has one row for the original model, and then one row per method. Columns:
 
     - `accuracy`: Accuracy on the test data.
     - `lost`, `gained`: Numbers of test answers that only the original model (`lost`) or only the
       compressed model (`gained`) has right.
-    - `chance`: p-value of the sign test: the probability, by chance, of a split into lost and
-      gained answers that is at least as uneven as the observed split.
-    - `bytes`: Size of the model's file: a .keras file without optimizer state, or a sparse file.
+    - `chance`: p-value of a two-sided sign test for the hypothesis that lost and gained answers are
+      equally likely.
+    - `bytes`: Size in bytes of the model's file. Pruned models have a sparse file, and other models
+      have a .keras file without optimizer state.
     - `smaller`: Ratio of the original's `bytes` to the method's `bytes`.
     - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9, measured in the same way
       for all compression methods.
     - `inference_ms`: Milliseconds of a call on one batch: the median over calls in each repeat, and
       then the median over repeats.
-    - `time_ratio`: Inference time divided by the original's inference time: median over repeats;
-      `time_ratio_low` and `time_ratio_high` are the minimum and the maximum.
+    - `time_ratio`: Median over repeats of the model's inference time divided by the original's
+      inference time. `time_ratio_low` and `time_ratio_high` are the minimum and the maximum of this
+      ratio.
     - `what`: Description of the compression, or the reason why the method cannot compress the
       model. If the method cannot compress the model, its row contains no measurements.
 
@@ -181,7 +184,7 @@ def compare(
 
     _validate(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
-    # The copy has no optimizer state, because this state would count as bytes of the model.
+    # The copy has no optimizer state, which would otherwise count in the file size.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
     # `right_answers` raises an error if accuracy is undefined for the data.
     before = right_answers(original, data, batch_size)
@@ -221,7 +224,7 @@ def compare(
 def _write_and_read(
     method: CompressionMethod, model: keras.Model, label: str, target_folder: Path
 ) -> tuple[keras.Model, Row]:
-    """Write a model to a file; return the model read from this file, and the file's size."""
+    """Write a model to a file; return the model as read from the file, and the file's size."""
     path = target_folder / (re.sub(r"[^A-Za-z0-9.]+", "-", label) + method.suffix)
     method.write(model, path)
     plain = target_folder / ".plain.keras"
@@ -258,8 +261,8 @@ def _add_times(
 ) -> None:
     times = inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
-        # Ratios are computed within a repeat, in which both models were timed shortly after each
-        # other.
+        # Each ratio compares two models within one repeat, which times both models within a short
+        # interval.
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
             "inference_ms": float(np.median(milliseconds)),

@@ -33,7 +33,7 @@ def kernels(model: keras.Model) -> list[keras.Variable]:
 def smallest(
     weights: Sequence[keras.Variable], sparsity: float, scope: Scope
 ) -> list[NDArray[np.bool_]]:
-    """Return masks that select exactly round(sparsity n) of n weights, those of least magnitude.
+    """Return masks that select the round(sparsity * n) smallest of n weights by magnitude.
 
     Args:
         weights: Variables to select from, of any shapes.
@@ -73,10 +73,10 @@ PRUNINGS = 20  # approximate number of prunings in gradual pruning
 class Prune(FineTuned):
     r"""Set the kernel weights of smallest magnitude to zero, and keep them at zero.
 
-    Exactly \(\mathrm{round}(s\,n)\) of \(n\) weights are pruned for the sparsity \(s\), either in
-    each kernel or in all kernels together. Biases, normalisation and embeddings are not pruned.
-    Inference is not faster, because Keras does not compute with sparse matrices. The pruned model's
-    file is smaller, see `labkit.deployment.sparse_file`.
+    For the sparsity \(s\), exactly \(\mathrm{round}(s\,n)\) of \(n\) weights become zero. The \(n\)
+    weights are those of each kernel, or of all kernels together. Biases, normalisation and
+    embeddings are not pruned. Inference is not faster, because Keras does not compute with sparse
+    matrices. The pruned model's file is smaller, see `labkit.deployment.sparse_file`.
 
     Args:
         sparsity: Fraction of the kernel weights that become zero, above 0 and below 1; default:
@@ -90,8 +90,8 @@ class Prune(FineTuned):
 
     Source: Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural
     networks", 2015, arXiv 1506.02626. Gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878. Differs from them: a model is pruned after its training, gradually in about 20
-    prunings. Pruned weights are set to zero after every training step, instead of being masked in
+    1710.01878. Differs from them: a trained model is pruned, and the gradual schedule prunes about
+    20 times. Pruned weights are set to zero after every training step, instead of being masked in
     the forward pass.
     """
 
@@ -140,7 +140,7 @@ class Prune(FineTuned):
         return CompressedModel(pruned, f"{share:.1%} of the kernel weights are zero")
 
     def _ramp(self, rows: int) -> tuple[int, int]:
-        """Return the number of steps from first to last pruning, and between two prunings."""
+        """Return the numbers of steps from the first pruning to the last, and between prunings."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
         # The number of steps up to the last pruning must be a multiple of the interval, so that the
@@ -160,18 +160,19 @@ class GradualPruning(keras.callbacks.Callback):
     r"""Increase a model's sparsity (fraction of zero weights) during training.
 
     Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\), the fraction of zeros
-    becomes \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\), with initial
-    sparsity \(s_i\) and final sparsity \(s_f\). Sparsity grows fast at first, while many weights
-    are unimportant, and slowly at the end. The mask of pruned weights stays constant between two
-    prunings and after the last pruning. After every step, masked weights are set back to zero. With
-    `steps=0`, one pruning before step `begin` sets the final sparsity.
+    becomes \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\). The initial
+    sparsity is \(s_i\), and the final sparsity is \(s_f\). Sparsity grows fast at first, while many
+    weights are unimportant, and slowly at the end. The mask of pruned weights stays constant
+    between two prunings and after the last pruning. After every step, masked weights are set back
+    to zero. With `steps=0`, weights are pruned once, to the final sparsity, before step `begin`.
 
     Args:
         final: Final sparsity \(s_f\), above 0 and below 1.
         steps: Training steps \(n \Delta t\) from the first pruning to the last; default: 0.
         every: Training steps \(\Delta t\) between prunings, a divisor of `steps`; default: 1.
         initial: Initial sparsity \(s_i\), from 0 to `final`; default: 0.
-        begin: Step \(t_0\), counted from 0, before which the first pruning happens; default: 0.
+        begin: Number \(t_0\) of the training step that follows the first pruning, counted from 0;
+            default: 0.
         scope: "layer" prunes the same fraction of every kernel; "global" prunes the smallest
             weights of all kernels together; default: "global".
 
@@ -212,7 +213,7 @@ class GradualPruning(keras.callbacks.Callback):
         self.reached: list[tuple[int, float]] = []
 
     def sparsity(self, step: int) -> float:
-        """Return the scheduled fraction of zeros at a training step from `begin` on."""
+        """Return the scheduled fraction of zeros at a training step, `begin` or later."""
         remaining = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
         return self.final + (self.initial - self.final) * remaining**3
 
@@ -223,7 +224,7 @@ class GradualPruning(keras.callbacks.Callback):
         self._masks: list[tf.Tensor] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Prune the kernels if the schedule has a pruning before the training step."""
+        """Prune the kernels if a pruning is scheduled before the training step that begins."""
         steps_since_begin = self._step - self.begin
         if 0 <= steps_since_begin <= self.steps and steps_since_begin % self.every == 0:
             share = self.sparsity(self._step)

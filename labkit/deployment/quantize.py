@@ -18,19 +18,19 @@ class Quantize(CompressionMethod):
 
     \(W_{ij} \approx s_j\, q_{ij}\), with the scale \(s_j\) of output unit j and integers \(q_{ij}
     \in [-127, 127]\) for int8 and \([-8, 7]\) for int4. With int8, a layer's inputs are also
-    rounded at every call. With int4, only weights are rounded; they are stored two per byte, with a
-    scale and a zero point per 128 inputs. Keras quantizes Dense, EinsumDense and Embedding layers.
-    Biases, and layers of other types, such as convolutions and recurrent cells, are not changed.
-    The result's field `what` lists the layers that are not quantized.
+    rounded at every call. With int4, only weights are rounded. Each byte stores two weights, and
+    every 128 inputs share a scale and a zero point. Keras quantizes Dense, EinsumDense and
+    Embedding layers. Biases, and layers of other types, such as convolutions and recurrent cells,
+    are not changed. The result's field `what` lists the layers that are not quantized.
 
     Args:
         mode: Type of the integers, "int8" or "int4"; default: "int8".
 
     Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference, 2018, arXiv 1712.05877; the implementation is
-    `keras.Model.quantize` with its default configurations. Differs from it: each output unit has a
-    scale, inputs are scaled by their greatest absolute value at every call, and training is not
-    quantized.
+    `keras.Model.quantize` with its default configurations. Differs from it: training is not
+    quantized, each output unit has a scale, and inputs are scaled at every call by their greatest
+    absolute value.
     """
 
     family: ClassVar[str] = "quantize"
@@ -82,13 +82,12 @@ class Quantize(CompressionMethod):
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
     """Return the layers that contain no other layers, in the order of Keras's own traversal."""
-    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. If
-    # labkit used a different order, it could pair wrong layers of the original and the quantized
-    # model.
+    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. A
+    # different order could pair a layer of the original model with the wrong quantized layer.
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in layers if not layer._layers]
 
 
 def _matrix_weights(layer: keras.Layer) -> int:
-    """Return the number of a layer's weights in kernels and embedding tables, without biases."""
+    """Return the number of weights in a layer's kernels and embedding tables, without biases."""
     return sum(int(weight.numpy().size) for weight in layer.weights if len(weight.shape) > 1)

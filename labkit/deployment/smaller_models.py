@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CompressedModel(NamedTuple):
-    """A compressed model, and in `what` a short description of the change."""
+    """A compressed model, with a short description of the compression in `what`."""
 
     model: keras.Model
     what: str
@@ -27,7 +27,7 @@ class CompressionMethod(Checked):
     """A method that makes a trained model smaller; the fields are the method's options.
 
     Attributes:
-        family: Name of the group of methods, such as "prune", which does not depend on the options.
+        family: Name of the method without its options, such as "prune".
         suffix: File name suffix of the file that `write` creates.
     """
 
@@ -41,7 +41,7 @@ class CompressionMethod(Checked):
 
     @property
     def extra_epochs(self) -> int:
-        """Number of training epochs that the method adds to those of the original model."""
+        """Number of training epochs that the method adds to the training of the original model."""
         return 0
 
     def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
@@ -53,7 +53,7 @@ class CompressionMethod(Checked):
         raise NotImplementedError
 
     def write(self, model: keras.Model, path: Path) -> None:
-        """Write the model to a file for deployment, which `read` can open."""
+        """Write the model to a file for deployment; `read` can open this file."""
         model.save(path)
 
     def read(self, path: Path) -> keras.Model:
@@ -98,13 +98,13 @@ class FineTuned(CompressionMethod):
         """Train the model, and return an uncompiled copy, which has no optimizer state."""
         import keras
 
-        # The last layer decides whether outputs are logits: a user's model may end in a softmax,
-        # labkit's models do not.
+        # The last layer decides whether outputs are logits. A user's model may end in a softmax,
+        # but labkit's models do not.
         scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
-            jit_compile=False,  # compilation takes longer than it saves in a few epochs
+            jit_compile=False,  # a few epochs save less time than compilation takes
         )
         model.fit(
             data.x_train,

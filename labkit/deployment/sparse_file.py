@@ -46,12 +46,13 @@ PREFIX = len(MAGIC) + 4  # number of bytes of MAGIC and of the header's length (
 def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
     r"""Return a tensor's size in bytes in each coding; a file uses the smallest coding.
 
-    A tensor has \(n\) elements of \(w\) bytes each, of which \(k\) elements are nonzero:
+    For a tensor of \(n\) elements of \(w\) bytes each, with \(k\) nonzero elements, the sizes in
+    bytes are:
 
     - `dense`: \(n w\).
     - `bitmap`: \(\lceil n/8 \rceil + k w\), one bit per element.
     - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\), one packed index per nonzero
-      element. The coding `indices` is the smallest if fewer than about one in \(\log_2 n\) elements
+      element. The coding `indices` is the smallest if fewer than about \(n / \log_2 n\) elements
       are nonzero.
 
     Args:
@@ -88,7 +89,7 @@ def read_sparse(path: Path | str) -> keras.Model:
     """Return the model in a file that `write_sparse` has written.
 
     Raises:
-        LabkitError: The file has another format, or is truncated.
+        LabkitError: The file is not a sparse model file, or the file is truncated.
     """
     from labkit.keras.safe_mode import model_of
 
@@ -134,7 +135,7 @@ def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
 
 
 def unpack(record: TensorRecord, content: bytes) -> Array:
-    """Return the tensor from the record and the bytes that `pack` returned."""
+    """Rebuild a tensor from the record and the bytes that `pack` returned."""
     shape, dtype = tuple(record["shape"]), _dtype(record["dtype"])
     if record["coding"] == "dense":
         return np.frombuffer(content, dtype).reshape(shape)

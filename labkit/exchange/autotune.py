@@ -1,4 +1,4 @@
-"""Choices before training: the allreduce algorithm, and the tables whose changed rows are sent.
+"""Choose the allreduce algorithm, and the tables that send only changed rows, before training.
 
 On a real network, labkit measures which algorithm is the fastest; for an emulated network, labkit
 simulates the algorithms.
@@ -18,7 +18,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # summing 1 MiB takes as long as the overhead of one call
+MIN_TABLE_BYTES = 2**20  # the time to sum 1 MiB is about the overhead of one call
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
 def all_cores_compute(communicator: Communicator) -> bool:
     """Return whether the ranks' computation occupies all cores of the host (collective).
 
-    Between ranks of one host, a core copies the data and cannot compute at the same time. A real or
-    emulated network transfers data without occupying a core.
+    If ranks of one host exchange data, a core copies the data and cannot compute at the same time.
+    A real or emulated network transfers data without occupying a core.
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
@@ -94,7 +94,7 @@ def _threads() -> int:
 
 
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Return whether an embedding table is large enough to sum its changed rows separately.
+    """Return whether an embedding table is so large that ranks sum only its changed rows.
 
     On an emulated network, a table is large enough if summing the whole table takes at least twice
     as long as summing 64 bytes. The choice cannot depend on the number of changed rows, which is
@@ -161,7 +161,7 @@ def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:
 
 
 def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence[int]) -> list[int]:
-    """Return a fixed bucket order: whenever the link is free, the most urgent ready bucket is sent.
+    """Return the bucket order of a link that, when free, always sends the most urgent ready bucket.
 
         ready    2  1  0     (the bucket of the last layer is ready first)
         seconds  1  3  1     -> [2, 1, 0]: when bucket 1 ends at 4, only bucket 0 remains
@@ -205,7 +205,8 @@ class Schedule:
         explanation: The description of the schedule and its source, in the form of a docstring.
         after: Whether the exchange begins after backpropagation and blocks the training step.
         turns: Whether ranks take turns in using the links that they share.
-        into_next: Whether the exchange overlaps with the next step, which needs `PriorityTraining`.
+        into_next: Whether the exchange overlaps with the next step, which is possible only with the
+            class `PriorityTraining`.
     """
 
     name: str

@@ -13,12 +13,12 @@ from labkit.exchange.autotune import Choice
 from labkit.exchange.compressed import BucketLayer
 from labkit.exchange.gradient import Signature
 
-ALIGN = 64  # bytes; at this alignment, TensorFlow reads memory without a copy
+ALIGN = 64  # bytes; TensorFlow reads memory with this alignment without a copy
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The elements [start, stop) of a flattened variable, at `offset` in the flat buffer."""
+    """The elements [start, stop) of a flattened variable, which begin at `offset` in the buffer."""
 
     variable: int
     start: int
@@ -90,8 +90,8 @@ def pack(
     Args:
         lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
             bytes per element.
-        limit: The maximum bytes of a bucket; without `cut`, a larger variable has a separate
-            bucket.
+        limit: The maximum size of a bucket in bytes. Without `cut`, a larger variable has a bucket
+            of its own.
         cut: Whether to split large variables, so that no bucket exceeds the limit by more than 1/8.
         groups: The group number of each variable; a bucket contains only variables of one group.
             If `groups` is None, all variables form one group.
@@ -140,7 +140,7 @@ def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
     ]
 
 
-Piece = tuple[int, np.ndarray]  # (offset of the values in the bucket, in elements; values)
+Piece = tuple[int, np.ndarray]  # a pair: offset in the bucket in elements, and the values
 
 
 class FlatBuffers:
@@ -231,12 +231,11 @@ class Packing:
                 self._uncopied.append((number, elements, first + begin))
 
     def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
-        """Copy the gradients; return uncopied (offset, values) pairs, or None if all were copied.
+        """Copy gradients to the bucket; return the uncopied (offset, values) pairs, or None.
 
         Args:
             arrays: For each slot of the bucket, the complete gradient of the slot's variable.
-            counts: Whether this rank has samples; if it has none, every gradient counts as 0, even
-                NaN.
+            counts: Whether this rank has samples; if not, zeros replace its gradients, even NaN.
         """
         flat = [array.reshape(-1) for array in arrays]
         for number, elements, place in self._copies:
@@ -263,16 +262,16 @@ class BucketLayout:
         dtypes: The NumPy dtype of each gradient.
         buckets: The buckets of gradients.
         choice: The chosen allreduce algorithm, with the reason for the choice.
-        dense: Whether gradients are exchanged without compression; ranks that sum in shared memory
-            may then share one buffer for the means.
-        after: Whether the training step blocks from the packing of a bucket until its sum is
-            complete; the elements that this rank sums then need no copy.
+        dense: Whether gradients are exchanged without compression. If true, ranks that sum in
+            shared memory can share one buffer for the means.
+        after: Whether the training step blocks until the sum of a packed bucket is complete. If
+            true, the elements that this rank sums need no copy.
 
     Attributes:
         tables: The numbers of the variables that are tables: ranks send only the changed rows of
             their gradients.
-        parcels: For each parcel (bucket or table), the numbers of its variables: first for all
-            buckets, in the order of their slots, then for all tables.
+        parcels: For each parcel (bucket or table), the numbers of its variables. Buckets come
+            first, with variables in the order of their slots; tables follow.
         weights: For each parcel (bucket or table), the weight of this rank's gradients, which is
             its number of samples.
         steps: For each parcel (bucket or table), the number of the training step in which its
@@ -295,7 +294,7 @@ class BucketLayout:
         self.parcels = in_buckets + [[table] for table in self.tables]
         self._rows: dict[
             int, tuple[np.ndarray, np.ndarray]
-        ] = {}  # (indices, rows) of each table, by the table's parcel number
+        ] = {}  # maps each table's parcel number to its (indices, rows)
         shares = choice.in_place and dense
         self._flat = FlatBuffers(communicator, _lengths(signature), dtypes, buckets, shares)
         self._packings = [
@@ -311,7 +310,7 @@ class BucketLayout:
         self.steps: dict[int, int] = {}
 
     def mean(self, variable: int) -> list[np.ndarray]:
-        """Return a variable's mean gradient as a flat view; for a table, its rows and indices."""
+        """Return a variable's mean gradient: a flat view, or the rows and indices of a table."""
         if variable not in self.tables:
             return [self._flat.means[variable]]
         indices, values = self._rows[self.holders(variable)[0]]
@@ -390,7 +389,7 @@ def in_buckets(
     Args:
         signature: The descriptions of the gradients.
         dtypes: The NumPy dtype of each gradient.
-        limit: The maximum bytes of a bucket; None: one bucket for each dtype.
+        limit: The maximum size of a bucket in bytes; with None, each dtype has one bucket.
         cut: Whether to split large variables into several buckets.
         groups: The group number of each gradient; a bucket contains only gradients of one group.
     """

@@ -1,4 +1,4 @@
-"""The communication thread, which exchanges buckets in a fixed order, the same on all ranks."""
+"""The communication thread, which exchanges buckets in the same fixed order on all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Event = tuple[str, int, int, float, float]  # kind, training step, bucket, start
 
 
 class Timeline:
-    """The events of this rank: (kind, step, bucket, start, stop), in seconds of the host's clock.
+    """The events of this rank as (kind, step, bucket, start, stop), with clock times in seconds.
 
     An event with the kind `step` covers a whole training step. During an event with the kind
     `pack`, the rank copies gradients into a bucket. During an event with the kind `communicate`,
@@ -89,8 +89,8 @@ class CommThread:
         serve: A function that exchanges the bucket with a given number; the thread calls it.
         order: The numbers of all buckets, in the order of their exchange.
         timeline: The timeline in which events of the kinds "communicate" and "wait" are recorded.
-        on_block: A callback that is told when the training step starts and stops waiting. The
-            callback receives True when the training step starts to wait for a bucket, and False
+        on_block: A callback that is called when the training step starts and when it stops waiting.
+            The callback receives True when the training step starts to wait for a bucket, and False
             when the step continues. While the training step waits, the communication thread may use
             the core fully.
     """
@@ -126,9 +126,9 @@ class CommThread:
 
         Args:
             rounds: The number of rounds before the change; a round exchanges every bucket once.
-            reorder: A function of (mean issue times, mean exchange durations) of all buckets, in
-                seconds, which returns the new order. Issue times are measured from the first issued
-                bucket.
+            reorder: A function that returns the new order of all buckets. Its arguments are the
+                buckets' mean issue times and mean exchange durations, in seconds. Issue times count
+                from the time at which the first bucket is issued.
         """
         self._reorder = (rounds, reorder)
 
@@ -198,7 +198,7 @@ class CommThread:
                 self._changed.notify_all()
 
     def _end_round(self) -> None:
-        """Count a round; after the round given to `reorder_after`, change the bucket order."""
+        """Count a round; change the bucket order after the round that `reorder_after` set."""
         self._rounds += 1
         if self._reorder is not None and self._rounds == self._reorder[0]:
             first = min(self._ready)
@@ -209,7 +209,7 @@ class CommThread:
 
 
 def wake_promptly() -> bool:
-    """Request short scheduler time slices for the calling thread; return whether Linux agreed.
+    """Request short scheduler time slices for the calling thread; return whether Linux grants them.
 
     If all cores are busy, a thread that wakes up for a message waits about 3 ms until another
     thread's time slice ends. Since Linux 6.12, a thread with shorter time slices runs first, but
@@ -233,10 +233,10 @@ class Operations:
         layout: The layout of the gradients in parcels (a parcel is a bucket or a table).
         service: The communication thread, which exchanges buckets and tables during the training
             step.
-        begin: A function of (layout, whether the step blocks) that is called first in each step.
-        pack: A function of (parcel number, gradients, number of samples) that packs a bucket or a
-            table.
-        serve: A function of (parcel number) that exchanges a parcel (bucket or table) while the
+        begin: A function that each step calls first, with the layout, and whether the step blocks.
+        pack: A function that packs a bucket or a table. Its arguments are the parcel number, the
+            gradients, and the number of samples.
+        serve: A function that exchanges the parcel (bucket or table) with a given number while the
             training step blocks.
     """
 
@@ -276,12 +276,12 @@ class Operations:
             return self.wait(range(len(gradients)))
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Return one operation per bucket or table, which passes it to the communication thread."""
+        """Return operations that each pass one bucket or table to the communication thread."""
         numbers = range(len(self.layout.parcels))
         return [self._issue(number, gradients, rows) for number in numbers]
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Return tensors with the variables' mean gradients, which wait for the exchange."""
+        """Return tensors that wait for the exchange, and contain the variables' mean gradients."""
         import tensorflow as tf
 
         chosen = list(variables)

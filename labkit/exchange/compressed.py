@@ -1,4 +1,4 @@
-"""The mean of compressed buckets: collectives answer the requests that a compressor yields."""
+"""The mean of compressed buckets, computed with the collectives that a compressor requests."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ class ReductionRecord:
 
 
 class CompressedMean:
-    """A runner of compressor generators, which answers their requests with collectives.
+    """An object that runs a compressor's generators and the collectives that they request.
 
     A compressor's generator yields requests for collectives, and receives the results of these
     collectives. For most compressors, a bucket is one flat tensor. A compressor with `by_layer`
     uses one generator for each layer. All generators run in parallel, and their pending requests of
-    one type are combined into one collective. Because requests are combined, a bucket with many
-    layers needs only as many collective calls as the generator with the most requests.
+    one type are combined into one collective. Because requests are combined, a bucket needs only as
+    many collective calls as the generator with the most requests, even if the bucket has many
+    layers.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -131,9 +132,9 @@ class CompressedMean:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the compressor states for a checkpoint.
 
-        Returns:
-            The arrays by name, "kind/bucket/part/place": kind is "residual" or "state", part is the
-            number of the generator, and place is the index of the tensor in the generator's state.
+        Returns: The arrays, with names of the form "kind/bucket/part/place". The kind is "residual"
+            or "state", the part is the number of the generator, and the place is the tensor's index
+            in the generator's state.
         """
         import tensorflow as tf
 
@@ -301,8 +302,8 @@ class CompressionStats:
     g-\bar g\| / \|\bar g\|\).
     `cosine` is the cosine of the angle between the compressed mean \(\hat g\) and the exact mean
     \(\bar g\). `residual_norm` is \(\|e_r\|\), the norm of the compression error that rank r
-    stores; 0 for compressors without memory. `bits_per_parameter` counts this rank's payload; if a
-    payload contains a whole bucket, its bits are divided among layers in proportion to their
+    stores; 0 for compressors without memory. `bits_per_parameter` counts this rank's payload. If a
+    payload contains a whole bucket, its bits are divided among the layers in proportion to their
     nonzero values. `fraction_sent` is the fraction of gradient elements that this rank sent as
     nonzero values.
 
@@ -322,7 +323,7 @@ class CompressionStats:
         self.rows: list[Row] = []
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Every `every` training steps, compare a bucket with its exact mean (collective)."""
+        """Compare a bucket with its exact mean, once in `every` training steps (collective)."""
         if record.step % self._every:
             return
         total = self._communicator.allreduce_small(
@@ -351,7 +352,7 @@ class CompressionStats:
             )
 
     def by_step(self) -> dict[int, Row]:
-        """Return each step's statistics: means over buckets, weighted by parameter counts."""
+        """Return each step's statistics as means over buckets, weighted by parameter counts."""
         by_step: dict[int, list[Row]] = {}
         for row in self.rows:
             if row["layer"] == WHOLE:

@@ -57,9 +57,9 @@ class Exchange:
     Gradients of small tables, and of all tables in an exchange with a compressor, are converted to
     dense tensors.
 
-    Several classes implement the exchange. A `Schedule` decides when each bucket is exchanged, a
-    `BucketLayout` manages its memory, and a `BucketMean` computes its mean. The communication
-    thread is a `CommThread`.
+    Several classes implement the exchange. A `Schedule` decides when each bucket is exchanged. A
+    `BucketLayout` manages the memory of the buckets, and a `BucketMean` computes their means. The
+    communication thread is a `CommThread`.
 
     Args:
         communicator: The Communicator of the participating ranks.
@@ -71,18 +71,19 @@ class Exchange:
             backpropagation. "staggered" is like "sequential", but ranks take turns on shared links.
             For "priority", see `labkit.exchange.priority`.
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
-        compressor: A gradient compressor or its name; None: gradients are not compressed.
+        compressor: A gradient compressor or its name; with None, gradients are not compressed.
         seed: The seed of the compressor's random numbers.
         paces: Whether the time between two exchanges counts as computation of this rank. The
             artificial slowdown of a slow rank extends only time that counts as computation.
-        guard: The check of gradients for non-finite values; None: gradients are not checked. Loss
-            scaling disables the guard, because scaled gradients are expected to overflow at times.
+        guard: The check of gradients for non-finite values; with None, gradients are not checked.
+            Loss scaling disables the guard, because scaled gradients are expected to overflow at
+            times.
         eager: Whether "overlap" exchanges buckets during backpropagation even if all cores compute.
 
     Attributes:
         timeline: The recorded events of this rank with their times: steps, packing, exchanges and
             waits.
-        compressed: The object that runs the compressor; None: there is no compressor.
+        compressed: The object that runs the compressor, or None without a compressor.
         watchers: Callbacks that receive the input and the result of each compressed bucket.
     """
 
@@ -158,22 +159,22 @@ class Exchange:
         names: Sequence[str] = (),
         scale: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
-        """Return the mean gradients, in the same order; called while TensorFlow traces the step.
+        """Return the mean gradients in the order of `gradients`; TensorFlow traces this call.
 
         Args:
-            gradients: This rank's gradients: tensors, `IndexedSlices`, or None; the mean of None is
-                None.
-            rows: The number of samples of this rank's gradients, a scalar tensor; None: all ranks
-                have equal weights.
+            gradients: List of this rank's gradients. Each is a tensor, an `IndexedSlices` object or
+                None; the mean of None is None.
+            rows: The number of samples of this rank's gradients, as a scalar tensor. With None, all
+                ranks have equal weights.
             names: The names of the gradients' variables, for error messages.
-            scale: The loss scale, a scalar tensor; None: no loss scaling. Compressors receive
-                gradients without loss scaling, because they store residuals while the loss scale
-                changes.
+            scale: The loss scale as a scalar tensor, or None without loss scaling. Compressors
+                receive gradients without loss scaling, because they store residuals while the loss
+                scale changes.
 
         Raises:
             Mismatch: Ranks have different gradients.
-            NotFinite: A gradient to compress is not finite, although the loss is not scaled, or a
-                compressed mean of finite gradients is not finite.
+            NotFinite: A gradient is not finite before compression, although the loss is not scaled;
+                or finite gradients have a mean that is not finite after compression.
         """
         import tensorflow as tf
 
@@ -215,7 +216,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted since the layout was made: call `reset` then."""
+        """Whether the communicator has restarted since the layout was made, so call `reset`."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -425,7 +426,7 @@ class Exchange:
         )
 
     def _options(self) -> dict[str, str]:
-        """Return the exchange options that must be equal on all ranks, as text by name."""
+        """Return the exchange options that must be equal on all ranks, as a dict of texts."""
         options = {
             "algorithm": self.algorithm,
             "schedule": self.schedule.name,
@@ -460,7 +461,7 @@ class Exchange:
             self.communicator.pace(self.schedule.turns)
 
     def _set_blocked(self, standing: bool) -> None:
-        """Let waiting ranks spin while their training step blocks, and sleep while it computes."""
+        """Make waiting ranks spin if the training step blocks, and sleep if it computes."""
         self.communicator.wait_policy.polite = not standing
 
     def _serve(self, number: int) -> None:

@@ -109,7 +109,7 @@ def weight_by_rows(
         return list(gradients)
 
     def share(count: np.ndarray) -> np.float64:
-        communicator.wait_policy.polite = False  # a spin loop is harmless while the step blocks
+        communicator.wait_policy.polite = False  # the step blocks, so spinning slows nothing
         total = communicator.total(float(count), "the sum of the ranks' batch rows")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 
@@ -136,8 +136,8 @@ def validate_agreement(
         options: The options of this rank's exchange: for each option name, its value as text.
 
     Raises:
-        Mismatch: An option, or the number, shape, dtype or variable of a gradient, differs from
-            that of rank 0; the message names the first difference.
+        Mismatch: An option, the number of gradients, or the shape, dtype or variable of a gradient
+            differs from that of rank 0. The message names the first difference.
     """
     descriptions = communicator.allgather(
         (options or {}, signature), "the comparison of the gradients' shapes on all ranks"
@@ -176,7 +176,7 @@ def _compare(
 
 
 def renumber_names(names: Sequence[str]) -> list[str]:
-    """Renumber the layers in Keras names, from 0 for each layer type; the number 0 is omitted.
+    """Renumber Keras layer names from 0 for each layer type, and omit the number 0.
 
         sequential_3/dense_7/kernel  sequential_3/dense_9/kernel
         -> sequential/dense/kernel   sequential/dense 1/kernel
@@ -220,7 +220,7 @@ class BadValues(TypedDict):
     Attributes:
         step: The number of the training step.
         rank: The rank whose gradient or loss is not finite.
-        layer: The layer of the gradient; "" if the values are in the loss.
+        layer: The layer of the gradient, or "" if the loss has the non-finite values.
         elements: The number of non-finite elements.
     """
 
@@ -294,7 +294,7 @@ class Guard:
         """Record non-finite values of a gradient or of the loss; the policy "stop" raises an error.
 
         Args:
-            layer: The layer of the gradient; "" if the values are in the loss.
+            layer: The layer of the gradient, or "" if the loss has the non-finite values.
             elements: The number of non-finite elements.
             rank: The rank whose gradient or loss is not finite; default: this rank.
             path: The path of the gradient's variable, for the error message.
@@ -320,7 +320,7 @@ class Guard:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Return whether all elements are finite; read the array twice only if its squares overflow."""
+    """Return whether all elements are finite; only if squares overflow, read the array twice."""
     flat = array.reshape(-1)
     return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
 

@@ -5,10 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-In the diagram of the call order of `fit`, every name that is not a Keras method is the name of a
-hook. A module of labkit that acts inside a training step defines a `Hook`, and adds it to the
-model's `HookManager`. Each method of a hook calls the model's method that it wraps. When the hook
-is removed, the model gets its original method back.
+The diagram shows the order of calls in `fit`. Names that are not Keras methods are names of hooks.
+A module of labkit that acts inside a training step defines a `Hook`, and adds it to the model's
+`HookManager`. Each method of a hook calls the model's method that it wraps. When the hook is
+removed, the model gets its original method back.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Hook:
 
     Each method of a hook wraps one method of the model, or of its optimizers, layers, losses or
     metrics. A hook's method must call the wrapped method, which is its argument `inner`. The
-    argument `rows` is the number of samples in the original batch, before outer hooks changed the
-    batch; outside a step it is None.
+    argument `rows` is the number of samples in the batch, before outer hooks change the batch.
+    Outside a training step, `rows` is None.
 
     Attributes:
-        name: A name in `ORDER`, which determines the position of the hook; a model has at most one
+        name: A name in `ORDER`, which determines the position of the hook. A model has at most one
             hook of each name.
     """
 
@@ -167,7 +167,7 @@ class HookManager:
     compiled earlier with the same hooks.
 
     Attributes:
-        alike: The ids (Python's `id`) of states that change equally on all ranks in a step, even if
+        alike: The ids (Python's `id`) of state variables with equal updates on all ranks, even if
             ranks have different numbers of samples.
     """
 
@@ -177,8 +177,8 @@ class HookManager:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # `_replaced` contains, for each replaced method, the object, the method's name, and the
-        # object's previous attribute of this name, or None.
+        # `_replaced` has one entry for each replaced method: the object, the method's name, and the
+        # object's previous attribute of this name (or None).
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
@@ -194,8 +194,8 @@ class HookManager:
 
         Args:
             hook: The hook to add.
-            stays: Whether the hook is permanent, until it is removed explicitly; if false, an error
-                in a training step also removes it.
+            stays: Whether the hook is permanent, until it is removed explicitly. If false, an error
+                in a training step also removes the hook.
 
         Raises:
             LabkitError: The name of the hook is not in `ORDER`.
@@ -204,23 +204,23 @@ class HookManager:
             raise LabkitError(
                 f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
-        # Compiled functions refer to the hook objects that existed when they were traced. An
-        # earlier hook object that equals the new hook is used again, because compiled functions
-        # refer to the earlier object.
+        # Compiled functions refer to the hook objects that existed when they were traced. If an
+        # earlier hook object equals the new hook, the earlier object is used again, because
+        # compiled functions refer to it.
         compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
         hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
         self._arrange()
 
     def remove_hooks(self, *names: str) -> None:
-        """Remove the hooks called `names` that were added for one `fit`; ignore absent hooks."""
+        """Remove hooks by name if they were added for one `fit`; ignore all other names."""
         for name in names:
             self._fitting.pop(name, None)
         self._arrange()
 
     @contextmanager
     def replaced(self, hook: Hook) -> Iterator[None]:
-        """Inside a `with` block, replace the current `fit`'s hook of the same name by `hook`."""
+        """Inside a `with` block, let `hook` replace the current `fit`'s hook of the same name."""
         before = self._fitting.get(hook.name)
         self.add_hook(hook)
         try:
@@ -232,7 +232,7 @@ class HookManager:
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Inside a `with` block, remove the current `fit`'s hooks that are called `names`."""
+        """Inside a `with` block, remove the current `fit`'s hooks with the given names."""
         before = {name: self._fitting.pop(name) for name in names if name in self._fitting}
         self._arrange()
         try:
@@ -303,7 +303,7 @@ class HookManager:
         return call
 
     def _make_guarded(self, force: bool = False) -> None:
-        """Compile the training function as Keras does; if it raises an error, remove the hooks."""
+        """Compile the training function, and make it remove the hooks if it raises an error."""
         type(self._model).make_train_function(self._model, force)
         self._guard()
 
@@ -325,7 +325,7 @@ class HookManager:
                 self._compiled[name, self._traced_in(name)] = (version, bare)
 
     def _use_compiled(self) -> None:
-        """Reuse functions compiled with the new hooks, or let Keras compile new functions."""
+        """Reuse the functions that were compiled with the new hooks, or let Keras compile them."""
         for name in _FUNCTIONS:
             if hasattr(self._model, name):
                 _, function = self._compiled.get((name, self._traced_in(name)), (None, None))
@@ -376,7 +376,7 @@ def synchronized(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 
 def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
-    """Return pairs (object, method name) of all methods that a hook's method wraps."""
+    """Return (object, method name) pairs, one for each model method that a hook method wraps."""
     if method == "apply":
         return [(optimizer, method) for optimizer in optimizers(model)]
     if method == "compiled_loss":

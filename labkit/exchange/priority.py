@@ -58,7 +58,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         for layer_optimizer, variables in zip(self.optimizers, self.variables, strict=True):
             layer_optimizer.build(variables)
         self._pending = tf.Variable(False, trainable=False)
-        # `_rate` stores the learning rate of the step whose updates are pending.
+        # `_rate` stores the learning rate of the step with pending weight updates.
         self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
         flat = [variable for variables in self.variables for variable in variables]
         layers = [n for n, variables in enumerate(self.variables) for _ in variables]
@@ -66,7 +66,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         exchange.service.reorder_after(MEASURED_STEPS, exchange.by_priority)
 
     def set_model(self, model: keras.Model) -> None:
-        """Replace the model's training step by a step with priority."""
+        """Replace the model's training step by a step that exchanges front layers first."""
         super().set_model(model)
         hooks_of(model).add_hook(self)
 
@@ -83,7 +83,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         self.update_all()
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run one training step with priority, in place of the model's own training step."""
+        """Run a step that exchanges front layers first, in place of the model's own step."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             value = x
@@ -108,7 +108,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
         self.model._loss_tracker.update_state(loss, sample_weight=count)
-        # A step must not issue its gradients before its last wait for a mean gradient of the
+        # A step must not issue its gradients until it has waited for all mean gradients of the
         # previous step. The control dependency is explicit, because some gradients do not depend on
         # the weights of their layer.
         with tf.control_dependencies([value]):

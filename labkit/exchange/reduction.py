@@ -1,4 +1,4 @@
-"""The mean of a bucket over the ranks, plain or compressed."""
+"""Compute the mean of a bucket over the ranks, with or without compression."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class CompressedReduction:
     Attributes:
         mean: The object that runs the compressor.
         watchers: Callbacks that receive the input and the result of each bucket.
-        scaled: Whether loss scaling is on, in which case all ranks skip a step after an overflow.
+        scaled: Whether loss scaling is on. If true, all ranks skip a step after an overflow.
     """
 
     what = "the exchange of compressed gradients"
@@ -147,8 +147,8 @@ class CompressedReduction:
 def _bad_layer(pieces: Sequence[np.ndarray], layers: Sequence[BucketLayer]) -> str:
     """Return the name of the first layer with a non-finite value; "" if there is no such layer."""
     for piece, layer in zip(pieces, layers, strict=True):
-        # The dot product of a gradient with itself tests all its values in one pass. If the dot
-        # product is not finite, it may only have overflowed, so a second test decides.
+        # The dot product of a gradient with itself reveals non-finite values in one pass. A
+        # non-finite dot product may only be an overflow, so a second test decides.
         if not np.isfinite(np.dot(piece, piece)) and not np.isfinite(piece).all():
             return layer.name
     return ""

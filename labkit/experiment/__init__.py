@@ -1,4 +1,4 @@
-"""Experiments, which define runs: immutable, validated, and named by a hash of their content."""
+"""Experiments: immutable, validated definitions of runs, named by a hash of their content."""
 
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.virtual_clock import VirtualClock

@@ -25,7 +25,8 @@ def plan_of(
         experiment: Experiment with batch size, seed, steps per epoch and data partition.
         rows: Number of rows of the data set.
         shares: For each rank, the relative size of its share of a batch.
-        labels: Labels of the rows, for a partition of the data by label; None: unknown.
+        labels: Labels of the rows, which a partition by label needs; None if the labels are
+            unknown.
     """
     return BatchPlan(
         rows,

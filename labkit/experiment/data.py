@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def parse_data(value: Any) -> Any:
-    """Return a name, a callable, or (x, y) as NumPy arrays or nested structures of arrays.
+    """Return a data set: a name, a callable, or a pair (x, y) of (nested) NumPy arrays.
 
     Args:
         value: A name, a path, None, a callable, or a pair (x, y) of array-like objects.
@@ -78,7 +78,7 @@ def check_validation(data: tuple[Any, ...], validation: Any) -> None:
 
 
 def labels_of(validation: Any) -> Any:
-    """Return the labels of validation arrays; None for a callable, as its labels are unknown."""
+    """Return the labels of validation arrays, or None for a callable, whose labels are unknown."""
     return validation[1] if isinstance(validation, tuple) else None
 
 
@@ -174,7 +174,7 @@ def refuse_lost_state(function: Callable[..., Any]) -> None:
 def _captured_values(
     function: Callable[..., Any], visited: list[FunctionType]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield names and values that a function captures, also through functions that it captures.
+    """Yield the names and values that a function captures, directly or via captured functions.
 
     Captured functions from other modules are not searched.
 
@@ -192,7 +192,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield the optimizers, losses and metrics of a compiled model, or a single such object."""
+    """Yield the optimizers, losses and metrics of a compiled model, or the value if it is one."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

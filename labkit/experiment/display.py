@@ -1,4 +1,4 @@
-"""Short texts and HTML for pydantic records, which show fields with non-default values."""
+"""Short texts and HTML for pydantic records: only fields with non-default values are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiment: the definition of a run, validated before any rank starts, with a hash as name."""
+"""`Experiment`: the definition of a run, validated before any rank starts and named by a hash."""
 
 from __future__ import annotations
 
@@ -61,21 +61,23 @@ class Experiment(Checked):
             callable compiles the model, the experiment uses the loss, metrics and optimizer of this
             model.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
-        dataset: Name in `labkit.datasets.DATASETS`; arrays `(x, y)`; or a callable that returns a
-            `tf.data.Dataset` of samples or batches. A text may also be the path of an .npz, .csv
-            or .parquet file, of a folder with one subfolder of images for each class, or of a
-            saved Hugging Face data set; `hf:NAME` loads a Hugging Face data set by its name.
+        dataset: Name in `labkit.datasets.DATASETS`, a pair of arrays `(x, y)`, or a callable that
+            returns a `tf.data.Dataset` of samples or batches. A text may also be a path: an .npz,
+            .csv or .parquet file, a folder with one subfolder of images per class, or a saved
+            Hugging Face data set. The form `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
-        validation: Test data for a data set that is not a named one: arrays `(x, y)`, or a
-            callable. A named data set has its own test rows.
+        validation: Test data if `dataset` is not a name: arrays `(x, y)`, or a callable. A named
+            data set has its own test rows.
         strategy: The training method: a strategy object such as `Pipeline()`, or the name of a
             strategy in `labkit.strategies.STRATEGIES`.
-        workers: Number of workers: model replicas, or ranks that share one model.
+        workers: Number of workers. Each worker is a model replica, or one of the ranks that share a
+            model.
         threads: Number of TensorFlow threads of each rank.
-        network: Network to emulate: a `Network`, or a name in `labkit.network.PRESETS`; None: ranks
-            use the real network without delays.
-        clock: "wall": MPI ranks train in real time. "virtual": one process computes the gradients
-            of all workers, and a time model supplies the durations of computations and messages.
+        network: Network to emulate, as a `Network` or a name in `labkit.network.PRESETS`. With
+            None, ranks use the real network without added delays.
+        clock: With "wall", MPI ranks train in real time. With "virtual", one process computes the
+            gradients of all workers. A time model then supplies the durations of computations and
+            messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
             1. The factor of a slow worker multiplies its compute times.
@@ -86,29 +88,31 @@ class Experiment(Checked):
             disables the check, which saves one pass over all gradients. With
             precision="mixed_float16", loss scaling handles overflows, whatever the value of
             `on_nonfinite` is.
-        replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
-            comparison. If the weights differ, training ends with an error.
+        replica_check_interval: Number of steps between comparisons of the replicas' weights; with
+            0, weights are not compared. If the weights differ, training ends with an error.
         checksums: Whether labkit adds a checksum to each message between ranks. If a checksum is
             wrong, training ends with an error.
         epochs: Number of passes over the training data.
-        steps_per_epoch: Maximum number of steps of an epoch; None: all training data.
+        steps_per_epoch: Maximum number of steps of an epoch; with None, an epoch uses all training
+            data.
         batch_size: Number of samples of one step, summed over all workers.
         optimizer: Name of a Keras optimizer.
         optimizer_options: Arguments of the optimizer, such as `{"momentum": 0.9}`.
         learning_rate: Learning rate for one worker, to which `learning_rate_scaling` applies; None:
             the optimizer's default.
-        learning_rate_scaling: Factor on the learning rate: "none": 1; "linear": the number of
-            workers; "sqrt": the square root of the number of workers.
+        learning_rate_scaling: Factor on the learning rate. The factor is 1 for "none", the number
+            of workers for "linear", and the square root of the number of workers for "sqrt".
         warmup_epochs: Number of epochs at the start of training in which the learning rate grows
             linearly from `learning_rate` to the scaled rate.
-        loss: Name of a Keras loss; None: cross-entropy for classes, mean squared error for amounts.
-        metrics: Names of Keras metrics; None: accuracy for classes, mean absolute error for
-            amounts.
+        loss: Name of a Keras loss. None means cross-entropy for classes, and mean squared error for
+            regression targets.
+        metrics: Names of Keras metrics. None means accuracy for classes, and mean absolute error
+            for regression targets.
         precision: Keras dtype policy.
-        input_mode: "shard": each rank reads its own rows. "scatter": rank 0 reads all rows and
-            sends each rank its rows by MPI scatter.
-        batch_weights: One positive number per worker, in any scale: the worker's relative share of
-            each batch; None: equal shares.
+        input_mode: With "shard", each rank reads its own rows. With "scatter", rank 0 reads all
+            rows, and sends each rank its rows by MPI scatter.
+        batch_weights: One positive number per worker, proportional to the worker's share of each
+            batch; with None, shares are equal.
         data_partition: Distribution of the samples over workers. "iid": all workers draw from all
             samples. "by_label": samples are sorted by label, then cut into one shard per worker.
             "dirichlet(0.3)": each worker's label shares are drawn from a Dirichlet distribution
@@ -118,8 +122,9 @@ class Experiment(Checked):
         seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
         verify: Whether to compare the method with training in one process before the run. Exact
-            methods must reach the same weights; lossy methods must satisfy their conservation law.
-            A run that fails the equivalence check is trained, but figures do not show its speed.
+            methods must reach the same weights. Lossy compressors must satisfy conservation laws of
+            sent values and residuals. A run that fails the equivalence check is trained, but
+            figures do not show its speed.
 
     `Cluster.run` and `lk.run` train an experiment and return a `Run`.
 
@@ -347,7 +352,7 @@ class Experiment(Checked):
 
     @property
     def uses_programs(self) -> bool:
-        """Whether programs of send, receive and update actions train the model.
+        """Whether workers train by running lists of send, receive and update actions (programs).
 
         Programs of actions run for parameter servers, and for every strategy on the virtual clock.
         """
@@ -355,7 +360,7 @@ class Experiment(Checked):
 
     @property
     def failed_workers(self) -> list[int]:
-        """Workers that fail before the training ends on the virtual clock."""
+        """Workers that fail during the training on the virtual clock."""
         if self.virtual is None:
             return []
         killed = [fault.rank for fault in self.faults if fault.kind == "kill"]
@@ -369,7 +374,7 @@ class Experiment(Checked):
 
     @property
     def ranks(self) -> int:
-        """Number of MPI ranks: workers and separate servers; 1 on the virtual clock."""
+        """Number of MPI ranks: workers plus separate servers, or 1 on the virtual clock."""
         return (
             1 if self.clock == "virtual" else self.workers + self.strategy.extra_ranks(self.workers)
         )
@@ -385,14 +390,14 @@ class Experiment(Checked):
 
     @property
     def blocks(self) -> int | None:
-        """Number of blocks between which a named model can be cut; None for other models."""
+        """Number of blocks of a named model, between which it can be cut; None for other models."""
         if not isinstance(self.model, str):
             return None
         return models.blocks(self.model, self.model_options)
 
     @property
     def max_slices(self) -> int | None:
-        """Unit count of the widest sliceable layer; None if model or data set has no name."""
+        """Units of the widest layer that can be sliced; None without a named model and data."""
         if not isinstance(self.model, str) or not isinstance(self.dataset, str):
             return None
         shapes = datasets.check(self.dataset, self.dataset_options)
@@ -409,7 +414,7 @@ class Experiment(Checked):
 
     @property
     def epoch_steps(self) -> int | None:
-        """Number of steps of an epoch; None for a callable data set without `steps_per_epoch`."""
+        """Number of steps per epoch; None if a callable data set has no `steps_per_epoch`."""
         if self.rows is None:
             return self.steps_per_epoch
         return min(-(-self.rows // self.batch_size), self.steps_per_epoch or self.rows)
@@ -445,11 +450,12 @@ class Experiment(Checked):
     @cached_property
     def hash8(self) -> str:
         """Hash of all fields except the name, as eight hexadecimal digits."""
-        # Experiments that compute the same have the same hash, whatever their name.
+        # Experiments that define the same computation have the same hash, even if their names
+        # differ.
         return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
 
     def to_json(self) -> dict[str, JSON]:
-        """Return all fields as JSON; callables by name and source, arrays by shape and checksum."""
+        """Return all fields as JSON: callables as name and source, arrays as shape and checksum."""
         record: dict[str, JSON] = {"schema": SCHEMA}
         for field, known in type(self).model_fields.items():
             value = getattr(self, field)
@@ -473,12 +479,12 @@ class Experiment(Checked):
 
         Args:
             workers: Number of workers; None: the experiment's number of workers.
-            network: Network between machines that are like the calibrated machine; None: the
-                experiment's network, or a single machine.
-            calibration: A calibration, or the file that `labkit calibrate` wrote; None: the stored
-                calibration of this machine.
-            emulated: Whether the network is emulated and all ranks share one machine; None: True
-                for the experiment's own network, False for the argument `network`.
+            network: Network that connects machines like the calibrated machine. None means the
+                experiment's network or, if that is also None, a single machine.
+            calibration: A calibration, or the file that `labkit calibrate` wrote. None means the
+                stored calibration of this machine.
+            emulated: Whether the network is emulated on one machine that all ranks share. None
+                means True for the experiment's own network, and False for the argument `network`.
             prices: Fields of `labkit.forecast.Prices`: price_per_node_hour, price_per_gb,
                 node_watts, ranks_per_node and target_steps.
 

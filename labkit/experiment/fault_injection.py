@@ -47,8 +47,8 @@ def sends_every_message(experiment: FaultOptions) -> bool:
         is_auto = algorithm == "auto" and experiment.network is not None
         return experiment.clock == "wall" and (algorithm in ALLREDUCE or is_auto)
     if isinstance(strategy, Staged):
-        # If there are several replicas of the pipeline stages, they average their gradients with
-        # the MPI library.
+        # If a pipeline stage has several replicas, the replicas average their gradients with the
+        # MPI library.
         return strategy.ranks(experiment.workers) == experiment.workers
     if not isinstance(strategy, ProgramStrategy):
         return False
@@ -98,8 +98,8 @@ def _validate_skip(experiment: FaultOptions, name: str) -> None:
 
 
 def _validate_fault(experiment: FaultOptions, fault: Fault, name: str) -> None:
-    # If a strategy runs a separate program for each worker, the rank that a fault names is a
-    # worker's number.
+    # If a strategy runs a separate program for each worker, the rank in a fault is a worker's
+    # number.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(

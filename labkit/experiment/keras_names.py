@@ -88,8 +88,8 @@ def check_names(
     """Raise an error if Keras does not know the loss, a metric or an optimizer argument.
 
     Args:
-        loss: Name of a loss; None: no loss is checked.
-        metrics: Names of metrics; None: no metrics are checked.
+        loss: Name of a loss, or None to check no loss.
+        metrics: Names of metrics, or None to check no metrics.
         optimizer: Name of an optimizer that labkit supports.
         options: Arguments of the optimizer.
 

@@ -1,4 +1,4 @@
-"""VirtualClock: the modelled times of an experiment that one process simulates."""
+"""`VirtualClock`: modelled times for an experiment whose workers one process simulates."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class VirtualClock(Checked):
     """Modelled compute times, message delays and failures of an experiment on the virtual clock.
 
     On the virtual clock one process computes the real gradients of all workers. A `VirtualClock`
-    supplies the duration of each computation; the network model supplies the duration of each
+    supplies the duration of each computation, and the network model supplies the duration of each
     message.
 
     Workers, servers and steps are numbered from 0. A time is a number of seconds, or a text such as
     "5ms".
 
     Args:
-        compute_time: Time of one gradient: a `ComputeTime`; a constant time; or a list of the times
-            of successive steps, which repeats cyclically. If `compute_time` is None, the time of
-            one gradient is measured once, before training.
-        message_delays: Tuples (worker, step, seconds): the gradient of this worker and step arrives
-            this many seconds later than the network model says.
-        update_order: Tuples (server, worker, step): the order in which servers apply gradients;
-            if empty, servers apply gradients in the order of arrival over the network.
-        worker_failures: A dict of worker -> seconds, or tuples (worker, seconds): the worker fails
-            this many seconds after the start and loses its unfinished work. Training continues
+        compute_time: Time of one gradient. The value is a `ComputeTime`, a constant time, or a list
+            of the times of successive steps, which repeats cyclically. If `compute_time` is None,
+            the time of one gradient is measured once, before training.
+        message_delays: Tuples (worker, step, seconds). Each tuple delays the gradient of one worker
+            and step by a number of seconds.
+        update_order: Tuples (server, worker, step), in the order in which servers apply gradients.
+            If empty, servers apply gradients in the order of arrival.
+        worker_failures: A dict of worker -> seconds, or tuples (worker, seconds). A worker fails
+            this many seconds after the start, and loses its unfinished work. Training continues
             without failed workers on asynchronous servers, and on synchronous servers with enough
             backup workers.
 

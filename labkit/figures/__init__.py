@@ -1,7 +1,7 @@
 """Figures and text summaries of runs, of their communication, and of schedules.
 
-Python imports each name of `__init__.pyi` at its first use, so the live curves in cluster runs load
-no modules of other figures.
+Python imports each name of `__init__.pyi` at its first use. Live curves in cluster runs therefore
+load no modules of other figures.
 """
 
 import lazy_loader

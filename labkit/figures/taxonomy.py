@@ -24,7 +24,7 @@ COLUMNS: Sequence[str] = tuple(AXES["synchronization"])
 
 
 class MethodInCell(NamedTuple):
-    """A training method in one cell of the taxonomy.
+    """A training method, its paper and notebooks, and its categories in the taxonomy.
 
     Attributes:
         method: Name of the method.
@@ -47,7 +47,7 @@ class MethodInCell(NamedTuple):
 def grid(
     standings: Iterable[MethodInCell],
 ) -> Mapping[tuple[Row, str], Mapping[str, list[MethodInCell]]]:
-    """Group the methods by cell of the taxonomy, and within each cell by method name.
+    """Group the methods by cell of the taxonomy map (row and column), and within a cell by name.
 
     The result also contains an empty mapping for each cell without a method. The cells of the
     result are ordered by row of the taxonomy map, then by column.
@@ -62,7 +62,7 @@ def grid(
 
 
 def empty(standings: Iterable[MethodInCell]) -> list[str]:
-    """Return a text for each map row with empty cells: `collective × data: asynchronous, …`."""
+    """List the empty cells, with one text per map row: `collective × data: asynchronous, …`."""
     empty_places = [place for place, methods in grid(standings).items() if not methods]
     texts = []
     for row, places in groupby(empty_places, key=lambda place: place[0]):
@@ -95,7 +95,7 @@ def taxonomy_map(standings: Iterable[MethodInCell], numbers: bool = False) -> Fi
     A cell without a method has no colour and shows a dash.
 
     Args:
-        standings: Methods, each with its cell of the taxonomy.
+        standings: Methods, each with its categories in the taxonomy.
         numbers: Whether cells show the number of methods instead of their names, for example on a
             narrow screen.
     """
@@ -125,7 +125,7 @@ def title(row: Row, column: str) -> str:
 
 
 def _edges(cells_by_place: Mapping[tuple[Row, str], _CellMethods], numbers: bool) -> np.ndarray:
-    """Return the y positions of map row edges in pixels; the fullest cell sets a row's height."""
+    """Return the pixel positions of the edges between map rows; rows with full cells are higher."""
     most = [max(len(cells_by_place[row, column]) for column in COLUMNS) for row in ROWS]
     heights = [_NUMBER if numbers else _LINE * max(2, count) + _ROOM for count in most]
     return np.cumsum([0, *heights])

@@ -48,8 +48,8 @@ class Load:
     Attributes:
         kind: Type of the collective: "sum" (dense), "gather" or "sparse".
         nbytes: Bytes of the dense buffer, or of one rank's payload.
-        dense: For "sparse": bytes of the dense vector, which are the upper bound of a merged
-            vector.
+        dense: Bytes of the dense vector, if `kind` is "sparse"; a merged vector never takes more
+            bytes.
     """
 
     kind: Kind
@@ -83,7 +83,8 @@ class LoadCost(NamedTuple):
 
     Attributes:
         seconds: Seconds until the last rank is done.
-        links: Bytes by link; with more than `FEW` ranks, only the busiest link of each type.
+        links: Bytes that cross each link; with more than `FEW` (64) ranks, only the busiest link of
+            each type.
         sent: Total bytes that all ranks together send.
         rounds: Bytes of the largest message in each round; empty with more than `FEW` ranks.
     """
@@ -97,10 +98,11 @@ class LoadCost(NamedTuple):
 def load_cost(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> LoadCost:
     """Return the cost of a collective that follows the schedule `name` among `size` ranks.
 
-    With more than `FEW` ranks, the cost is the exact closed form of `labkit.simulate.exact_form` if
-    there is one. With at most `FEW` ranks, or without an exact closed form, the schedule is
-    simulated. With more than `MANY` ranks, each message of sparse or gathered data counts as large
-    as the complete result, except on a ring.
+    With more than `FEW` (64) ranks, the cost comes from an exact formula
+    (`labkit.simulate.exact_form`), if the schedule has one. With at most `FEW` ranks, or without an
+    exact closed form, the schedule is simulated. With more than `MANY` (1024) ranks, the model
+    assumes that every message of sparse or gathered data is as large as the complete result. A ring
+    is the exception.
 
     Args:
         name: Name of the schedule.
@@ -118,9 +120,9 @@ def candidates(
 ) -> dict[str, float]:
     """Return the seconds to sum a dense buffer, for each schedule that may be the fastest.
 
-    A schedule is omitted if its closed form is slower than the exact time of another schedule. With
-    more than `MANY` ranks, schedules with many rounds are also omitted, because their simulation
-    would take minutes.
+    A schedule is omitted if even its closed-form time exceeds the exact time of another schedule.
+    With more than `MANY` ranks, schedules with many rounds are also omitted, because their
+    simulation would take minutes.
     """
     forms = {name: exact_form(name, size, nbytes, network, gamma) for name in names}
     seconds = {name: form for name, form in forms.items() if form is not None}
@@ -163,9 +165,10 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 
 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
-    """Yield a schedule's rounds in one-byte chunks; messages grow with the data they combine."""
+    """Yield the schedule's rounds, in which messages become larger as they combine more data."""
     chunks = count_chunks(schedule(size))
-    # For each rank and chunk: the number of ranks whose data the rank's copy of the chunk contains.
+    # Each entry counts, for one rank and one chunk, the ranks whose data the copy of the chunk
+    # contains.
     ranks_in_chunk = np.ones((size, chunks))
     for schedule_round in schedule(size):
         nbytes = np.cumsum(load.bytes_of(ranks_in_chunk) / chunks, axis=1)
@@ -188,7 +191,7 @@ def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """Return a dense load with which a ring sends the same mean bytes per round as with `load`.
+    """Return a dense load for which a ring sends the same mean bytes per round as for `load`.
 
     In the first half of the rounds, the messages of round i combine the data of i ranks. In the
     second half, messages combine the data of all ranks.
@@ -228,7 +231,8 @@ class AllReduceCosts:
     Args:
         query: Query with the ranks, their network and the calibration.
         algorithm: Name in `labkit.communicator.ALGORITHMS`, or "auto".
-        largest: Bytes of the largest buffer, by which "auto" chooses the algorithm.
+        largest: Bytes of the largest buffer. The algorithm "auto" stands for the fastest algorithm
+            at this size.
         dense: Whether buffers are sent uncompressed.
         turns: Whether messages use a shared link one after the other (FIFO) instead of at the same
             time.
@@ -242,7 +246,7 @@ class AllReduceCosts:
 
     @cached_property
     def network(self) -> Network | None:
-        """The network between the ranks, without compute slowdowns."""
+        """The network between the ranks, on which all ranks compute at full speed."""
         network = self.query.network
         if network is None:
             return None
@@ -251,7 +255,7 @@ class AllReduceCosts:
 
     @cached_property
     def gamma(self) -> float:
-        """The fitted seconds to add a byte; 0 if the overhead of emulation includes additions."""
+        """The fitted seconds to add one byte; 0 on an emulated network or on the virtual clock."""
         fit = self.query.fits.get("host")
         return 0.0 if fit is None or self.query.emulated or self.query.virtual else fit.gamma
 
@@ -331,11 +335,11 @@ class AllReduceCosts:
 
     @property
     def _schedule(self) -> str:
-        """The name of the simulated schedule; a ring stands for the MPI library's own algorithm."""
+        """The name of the simulated schedule; a ring replaces the MPI library's algorithm."""
         return "ring" if self.chosen == "mpi" else self.chosen
 
     def _measured(self, name: str, load: Load | float) -> Spread:
-        """Return the measured time; a gather takes half the time of an allreduce of equal size."""
+        """Return the measured time of an allreduce; gathered or sparse data take half of it."""
         if isinstance(load, Load) and load.kind != "sum":
             total = load.total_bytes(self.query.workers)
             return scale_spread(self._measured("mpi" if name in UNMETERED else name, total), 0.5)

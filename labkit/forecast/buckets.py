@@ -51,9 +51,10 @@ def bucket_cost(
 ) -> BucketCost:
     """Return the cost of a bucket's exchange by `labkit.exchange.compressed`, without packing.
 
-    After an allreduce, a rank decodes twice: for the mean, and for the error feedback; a compressor
-    that works by layer decodes only once. After a gather, a rank decodes the payloads of all ranks,
-    and its own payload once more. On the virtual clock, encoding and decoding take no time.
+    After an allreduce, a rank decodes once for the mean and once for the error feedback. A
+    compressor that works layer by layer decodes only once. After a gather, a rank decodes the
+    payloads of all ranks, and its own payload once more. On the virtual clock, encoding and
+    decoding take no time.
 
     Args:
         query: Query with the experiment and the calibration.
@@ -89,7 +90,7 @@ def bucket_cost(
 def _turns(
     compressor: Compressor, bucket: Bucket, shapes: Sequence[tuple[int, ...]], payload: float
 ) -> Iterator[list[tuple[type[Request], float]]]:
-    """Yield, per round, the collectives (type, bytes) that all tensors of a bucket request."""
+    """Yield the collectives of each round as pairs (type, bytes), for all tensors of a bucket."""
     tensors = [shapes[slot.variable] for slot in bucket.slots]
     if not compressor.by_layer:
         tensors = [(bucket.length,)]
@@ -100,7 +101,7 @@ def _turns(
         yield [request for request in requests if request is not None]
 
 
-ROUNDS = 8  # number of simulated steps, after which overlapping steps take constant time
+ROUNDS = 8  # number of simulated steps until overlapping steps have a constant duration
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class BucketQueue:
     backward: NDArray[np.float64]
 
     def exposed(self, schedule: Schedule, workers: int) -> float:
-        """Return the seconds of a step in which ranks only communicate and do not compute."""
+        """Return the seconds per step of the communication that no computation hides."""
         if schedule.after or not self.buckets:
             return sum(self.seconds)
         if schedule.into_next and workers > 1:

@@ -102,10 +102,10 @@ class LayerCost(Checked):
 
     Attributes:
         name: Name of the layer.
-        kind: Keras class of the layer. For a block: the common class of the block's trainable
-            layers, or "Functional" if the classes differ.
+        kind: Keras class of the layer. For a block, `kind` is the class that the block's trainable
+            layers share, or "Functional" if the classes differ.
         weights: Shapes of the trainable weights.
-        forward, backward: Fractions of the time of the model's forward and backward pass.
+        forward, backward: The layer's share of the time of the model's forward and backward pass.
         out: Bytes of the layer's output for one sample.
     """
 
@@ -118,7 +118,7 @@ class LayerCost(Checked):
 
 
 class StepCost(Checked):
-    """The cost of a rank's step without communication, while the machine's other ranks compute.
+    """The cost of one rank's training step without communication, while other ranks also compute.
 
     Attributes:
         rows: Number of samples in this rank's batch.
@@ -138,7 +138,7 @@ class StepCost(Checked):
 
     @property
     def seconds(self) -> float:
-        """The sum of the medians of the four parts forward, backward, update and other, s."""
+        """The seconds of a step: the sum of the median times of its four parts."""
         return sum(
             spread.median for spread in (self.forward, self.backward, self.update, self.other)
         )
@@ -152,7 +152,8 @@ class ModelCost(Checked):
         layers: Costs of the model's layers, sorted in the order of the forward pass.
         steps: Measured costs of steps; forecasts interpolate between the batch sizes of these
             steps.
-        read: Seconds to read a batch, by number of samples; `steps` does not include these seconds.
+        read: Seconds to read a batch, one entry per number of samples; `steps` does not include
+            these seconds.
         memory: Bytes that a step needs per sample, in addition to weights, gradients and optimizer.
         slots: Number of values that the optimizer stores per weight.
     """
@@ -171,12 +172,12 @@ class ModelCost(Checked):
 
 
 class CodecCost(Checked):
-    """The cost of a compressor for a gradient, measured while all ranks encode at the same time.
+    """The cost of a gradient compressor, measured while all ranks encode at the same time.
 
     Attributes:
         compressor: Compressor as JSON, see `Compressor.to_json`.
         nbytes: Bytes of the uncompressed gradient in float32.
-        encode, decode: Seconds; if encoding needs several calls, the sum of all calls.
+        encode, decode: Seconds to encode and to decode; if encoding needs several calls, their sum.
         payload: Bytes of the compressed payload.
     """
 
@@ -211,12 +212,12 @@ class Overhead(Checked):
     """An overhead of labkit, in addition to computation and transfer.
 
     The overhead "meeting" is the time of a barrier. The overhead "bucket" is the time to pack a
-    gradient bucket and pass it to the exchange, without the allreduce. The overhead "overlap" is
-    the time to pack a gradient bucket and pass it to the exchange during backpropagation, for each
-    bucket after the first. The overhead "message" is the time from the send of a message between
-    two programs until the receiver reads it. The overhead "emulated" is the additional time of a
-    communication round on an emulated network. The overhead "replicas" is the remaining time of a
-    step of replicas that exchange gradients, which no other overhead includes.
+    gradient bucket and pass it to the exchange, without the allreduce. The overhead "overlap"
+    occurs during backpropagation, for each gradient bucket after the first. It is the time to pack
+    the bucket and pass it to the exchange. The overhead "message" is the time from when one program
+    sends a message until another program reads the message. The overhead "emulated" is the time
+    that an emulated network adds to each communication round. The overhead "replicas" is the part
+    of a step with gradient exchange that no other overhead explains.
 
     Attributes:
         what: Name of the overhead.
@@ -232,7 +233,7 @@ class Overhead(Checked):
 
 
 class WayCost(Checked):
-    """Measured times of whole training steps of a strategy, from separate runs.
+    """Measured times of complete training steps with one strategy, from separate runs.
 
     Attributes:
         model: Description of the model, see `model_of`.
@@ -254,12 +255,12 @@ class WayCost(Checked):
 
     @property
     def seconds(self) -> Spread:
-        """The spread of the typical step's seconds over the runs."""
+        """The spread over the runs of the seconds that a typical step takes."""
         return Spread.of(self.runs)
 
 
 class Provenance(NamedTuple):
-    """The origin of a number in a forecast: its name, and how its value was obtained."""
+    """The origin of a number in a forecast: what the number is, and how it was obtained."""
 
     what: str
     how: str
@@ -346,7 +347,7 @@ def scale_spread(spread: Spread, factor: float) -> Spread:
 
 
 def add_spreads(first: Spread, second: Spread) -> Spread:
-    """Return the spread of the sum of two independent times, whose squared deviations add up."""
+    """Return the spread of the sum of two independent times; their deviations add as squares."""
     median = first.median + second.median
     down = np.hypot(first.median - first.low, second.median - second.low)
     up = np.hypot(first.high - first.median, second.high - second.median)
@@ -355,8 +356,8 @@ def add_spreads(first: Spread, second: Spread) -> Spread:
 
 def percentile_range(seconds: NDArray[np.float64]) -> tuple[float, float]:
     """Return the 5th and the 95th percentile of times."""
-    # The percentiles are computed without `np.quantile`, because its first call imports modules,
-    # which takes longer than a forecast.
+    # `np.quantile` is not used, because its first call imports modules, which takes longer than a
+    # forecast.
     positions = np.linspace(0.0, 1.0, len(seconds))
     low, high = np.interp((0.05, 0.95), positions, np.sort(seconds)).tolist()
     return low, high
@@ -373,8 +374,8 @@ def widen(spread: Spread, by: float) -> Spread:
 def line_through(low: Spread, high: Spread, share: float) -> Spread:
     """Interpolate linearly between two spreads: share 0 gives `low`, and share 1 gives `high`.
 
-    The median is at least 0 s. The relative bounds of the result are those of the nearer spread,
-    `low` or `high`.
+    The median is at least 0 s. The relative bounds of the result (bound / median) are those of the
+    nearer spread, `low` or `high`.
     """
     median = max(0.0, low.median + share * (high.median - low.median))
     nearest = low if share < 0.5 else high
@@ -389,7 +390,7 @@ def line_through(low: Spread, high: Spread, share: float) -> Spread:
 def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
     """Interpolate between measured sizes, and extrapolate above the largest measured size.
 
-    Sizes below the smallest measured size have the spread of the smallest measured size.
+    A size below the smallest measured size gets the spread of the smallest measured size.
     """
     points = sorted(measured, key=lambda point: point[0])
     if len(points) == 1 or nbytes <= points[0][0]:

@@ -105,7 +105,7 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """Return a model's new cost, with old costs of steps and reads that were not measured again."""
+    """Return a model's new cost; steps and reads without a new measurement keep their old costs."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
     return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 
@@ -115,7 +115,7 @@ def _last(
     key: Callable[[T], Hashable],
     join: Callable[[T, T], T] = lambda old, new: new,
 ) -> tuple[T, ...]:
-    """Return one element per key; `join` merges an element with earlier ones of the same key."""
+    """Return one element per key; `join` merges an element with an earlier one of that key."""
     last_by_key: dict[Hashable, T] = {}
     for element in elements:
         name = key(element)
@@ -127,15 +127,15 @@ LEVELS = ("memory", "host", "link")
 
 
 def fits(calibration: Calibration) -> dict[str, Fit]:
-    r"""Return the fitted latency, seconds per byte and seconds per added byte, for each level.
+    r"""Return latency, seconds per sent byte and seconds per added byte, as fitted for each level.
 
     The levels are "memory" (shared memory), "host" (MPI within a host) and "link" (between hosts or
     emulated). `labkit.simulate.costs` fits all measured allreduces of a level that have a
-    closed form, by least squares. The level "link" is the emulated network of the calibration, as
-    it was measured. Shared memory has no communication rounds, so its fitted costs are those of a
-    ring that takes the same time. The MPI library's own algorithm is omitted at the levels "host"
-    and "link", because the algorithm is unknown. A level with fewer than two measurements is
-    omitted.
+    closed form, by least squares. The level "link" describes the emulated network on which the
+    calibration was measured. Shared memory has no communication rounds, so its fitted costs
+    describe a ring that takes the same time. The MPI library's own algorithm is omitted at the
+    levels "host" and "link", because the algorithm is unknown. A level with fewer than two
+    measurements is omitted.
     """
     fits_by_level = {}
     for level in LEVELS:

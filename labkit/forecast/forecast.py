@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # maximum number of links in a table that is not collapsed
+SHOWN = 12  # a table with more links is shown collapsed
 
 
 class Prices(Checked):
@@ -96,7 +96,7 @@ class Forecast:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 90% interval of a run's typical step, s: nine of ten runs are within it."""
+        """The interval, in s, that contains the typical step time of nine of ten runs."""
         low, high = self.step.spread
         return self.seconds * low, self.seconds * high
 
@@ -107,7 +107,7 @@ class Forecast:
 
     @property
     def weak_efficiency(self) -> float:
-        r"""Weak scaling efficiency \(T_1(b) / T_n(n b)\): each of n ranks trains on b samples."""
+        r"""Weak scaling efficiency \(T_1(b) / T_n(n b)\) of n ranks with b samples per rank."""
         return self.own / self.seconds if self.seconds else 1.0
 
     @property
@@ -117,12 +117,12 @@ class Forecast:
 
     @property
     def training_seconds(self) -> float | None:
-        """The seconds of all training steps, without start and validation; None: unknown."""
+        """The seconds of all training steps, without start and validation; None if unknown."""
         return None if self.steps is None else self.steps * self.seconds
 
     @property
     def cost(self) -> float | None:
-        """The cost of nodes and sent bytes, in the currency of the prices; None: no price."""
+        """The price of the nodes and of the sent bytes; None if no price is given."""
         prices = self.prices
         if self.training_seconds is None or (prices.price_per_node_hour, prices.price_per_gb) == (
             None,
@@ -135,7 +135,7 @@ class Forecast:
 
     @property
     def energy(self) -> float | None:
-        """The energy that the nodes use for the training, J; None: no power is given."""
+        """The energy in J that the nodes use for the training; None if no power is given."""
         if self.training_seconds is None or self.prices.node_watts is None:
             return None
         return self.prices.node_watts * self.prices.nodes(self.ranks) * self.training_seconds
@@ -193,7 +193,7 @@ class Forecast:
         return card(f"Forecast of {self.label}", line(self.where), *parts)
 
     def _shown_figures(self) -> dict[str, str]:
-        """Return the numbers of the forecast that are displayed, as texts by name."""
+        """Return the displayed numbers of the forecast, as a mapping from name to text."""
         low, high = map(seconds_text, self.interval)
         parts = {name: self.step.parts.get(name, 0.0) for name in PARTS}
         figures = {

@@ -113,7 +113,7 @@ class Exchanged:
 
     @property
     def _follows_computation(self) -> bool:
-        """Whether the exchange waits for the end of computation, for example if no core is free."""
+        """Whether the exchange follows the computation, for example because no core is free."""
         schedule = SCHEDULES[self.schedule]
         return schedule.after or (self.query.fills_host and not schedule.into_next)
 
@@ -193,7 +193,7 @@ class Exchanged:
 
     @property
     def _barrier(self) -> Spread:
-        """The cost of a barrier: measured time plus log2(ranks) latencies of a real network."""
+        """The cost of a barrier: measured time, plus log2(ranks) latencies on a real network."""
         query = self.query
         measured = query.overhead_cost("meeting")
         if query.network is None or query.emulated:
@@ -202,7 +202,7 @@ class Exchanged:
         return add_spreads(measured, Spread(median=seconds, low=seconds, high=seconds))
 
     def _line(self, slowdown: float) -> BucketQueue:
-        """Return the queue of buckets if the computation takes `slowdown` times as long."""
+        """Return the queue of buckets for a computation that takes `slowdown` times as long."""
         layers = self.query.model.layers
         return BucketQueue(
             self.buckets,

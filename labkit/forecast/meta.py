@@ -1,4 +1,4 @@
-"""Programs run with meta vectors, which have a size and no values, to forecast their times."""
+"""Runs of programs with meta vectors (with sizes, without values), to forecast the run times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MetaBackend:
     The methods are those of `labkit.programs.event_log.Backend`.
 
     Args:
-        rows: Number of samples in each worker's batches, by worker.
+        rows: Number of samples per batch, one number for each worker.
         size, dtype: Number and dtype of the weights.
         slots: Number of values that the optimizer stores per weight.
         soft: Number of output values of the model per sample.
@@ -61,7 +61,7 @@ class MetaBackend:
         return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return the gradient of a worker's next batch; its size does not depend on `soft`."""
+        """Return a gradient without values for a worker's next batch; `soft` has no effect."""
         return self.gradient(worker, weights)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
@@ -125,7 +125,7 @@ class AmountLog:
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Sum the amounts in [begin, end) by name, for names with `prefix`; cut the prefix off."""
+        """Sum the amounts of [begin, end) for each name with `prefix`, and remove the prefix."""
         return {
             name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
             for name, amounts in self._amounts.items()
@@ -217,7 +217,8 @@ class MetaRuntime(VirtualRuntime):
         programs, hosts, backend, event_log, network, shapes: Arguments of `VirtualRuntime`.
         pace: Timing model of the forecast.
         tally: Record of bytes by link, and of other amounts.
-        represented: Number of real ranks whose traffic each simulated rank represents; default: 1.
+        represented: For each simulated rank, the number of real ranks whose traffic it represents;
+            by default 1.
         workers_per_worker: Number of real workers that each simulated worker represents.
     """
 
@@ -277,7 +278,7 @@ class MetaRuntime(VirtualRuntime):
         return decode, MetaVector(channel.size, channel.dtype)
 
     def _route(self, source: int, to: int) -> list[tuple[str, float]]:
-        """Return the links between two simulated ranks, with the number of real ranks per link."""
+        """Return the links between two simulated ranks, and how many real ranks use each link."""
         if (source, to) not in self._ways:
             assert self._links is not None  # for the type checker: the caller has a network
             links_on_route = self._links.way(np.array([source]), np.array([to]))

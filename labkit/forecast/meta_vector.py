@@ -71,7 +71,7 @@ class MetaVector(NDArrayOperatorsMixin):
         return MetaVector(self.size, dtype)
 
     def any(self) -> bool:
-        """Return whether the vector has elements, because each element counts as 1."""
+        """Return True unless the vector is empty, because each element counts as 1."""
         return self.size > 0
 
     def sum(self) -> float:

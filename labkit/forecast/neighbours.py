@@ -22,7 +22,7 @@ ENDLESS = 1e15  # bandwidth (bytes/s) so high that message sizes take no time
 
 @dataclass(frozen=True)
 class Group(Query):
-    """A query about some ranks of an experiment; the group renumbers these ranks as 0, 1, …
+    """A query about a group of an experiment's ranks; the group numbers its ranks as 0, 1, …
 
     Attributes:
         ranks: Numbers of the group's ranks in the whole experiment.
@@ -67,7 +67,7 @@ class Group(Query):
         return self.network.model_copy(update={"latency": self.network.latency + overhead})
 
     def exchange(self, messages: Sequence[Message]) -> float:
-        """Return the seconds until all messages, which start at the same time, have arrived."""
+        """Return the seconds until all messages have arrived, if all start at the same time."""
         if not messages:
             return 0.0
         source, to, nbytes = (np.array(column) for column in zip(*messages, strict=True))
@@ -78,7 +78,7 @@ class Group(Query):
 
 
 def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
-    """Return the bytes that messages between an experiment's ranks send over each link, by name."""
+    """Return the bytes that messages send over each link, as a mapping from link name to bytes."""
     if query.network is None:
         return {}
     nbytes_of_link: dict[str, float] = defaultdict(float)
@@ -97,7 +97,7 @@ def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
 def link_bytes_of_groups(
     query: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the bytes by link of all groups of ranks, computed from one group of each type.
+    """Return the bytes on each link, summed over all replicas and all groups of equal positions.
 
     Args:
         query: Query with the network and the number of ranks.
@@ -135,7 +135,7 @@ def typical_interval(
     wire: Spread = NOTHING,
     run_deviation_seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the 90% interval of a run's typical step time, as factors on the sum of the parts.
+    """Return the 90% interval of the typical step time, divided by the sum of the step's parts.
 
     Args:
         query: Query, which contains the relative error of the predicted network time.

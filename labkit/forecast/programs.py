@@ -43,10 +43,10 @@ COMPARED = (
 class SteadyStateDetector:
     """A detector of the steady state in a run without random times.
 
-    The detector compares the last two cycles of each worker, step by step, in time and in traffic.
-    If the last two cycles of all workers are equal, and no worker is a cycle ahead, all messages in
-    transit belong to these cycles. After two equal cycles without older messages in transit, all
-    later cycles are equal too and need not be simulated.
+    The detector compares the step times and the traffic of each worker's last two cycles, step by
+    step. If the last two cycles of all workers are equal, and no worker is a cycle ahead, all
+    messages in transit belong to these cycles. After two equal cycles without older messages in
+    transit, all later cycles are equal too and need not be simulated.
 
     Args:
         workers: Number of simulated workers.
@@ -62,7 +62,7 @@ class SteadyStateDetector:
         self._workers, self._cycle, self._most = workers, cycle, most
 
     def reached(self, rows: Sequence[tuple[float, Row]]) -> bool:
-        """Return whether the run is steady, from history rows and their end times (s)."""
+        """Return whether the run is steady, given each step's end time (s) and history row."""
         steps = self.cycles * self._cycle
         if self.cycles > self._most or len(rows) < steps * self._workers:
             return False
@@ -96,22 +96,22 @@ WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and i
 
 
 class _MeasurementDone(Exception):
-    """The exception that ends a run after all measured steps."""
+    """The exception that ends a run when all steps of the measurement are done."""
 
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run of a strategy's programs with vectors that have only sizes, and its measured interval.
+    """A simulated run of a strategy's programs, whose vectors have sizes but no values.
 
     Attributes:
         rows: End time (s) and history row of each step of the workers.
         begin, end: Start and end of the measured interval, s.
         batches: Number of global batches in the measured interval.
         batch_seconds: Seconds of each global batch in the measured interval.
-        tally: Amounts such as bytes in the whole run, by time.
+        tally: Amounts (such as bytes) that occur during the whole run, each with its time.
         event_log: Event log of the whole run.
         roles: Roles of the programs, such as worker and server.
-        overheads: Whether messages took labkit's measured overhead.
+        overheads: Whether the times of messages include labkit's measured overhead.
     """
 
     rows: Sequence[tuple[float, Row]]
@@ -185,7 +185,7 @@ def of_program(
 
 
 def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
-    """Run programs until a global batch's time is known; stop early if two cycles are equal."""
+    """Run the programs until the time of a global batch is known, or until two cycles are equal."""
     strategy, workers = sample.strategy, sample.workers
     if strategy.replica_cut != 1:
         raise InvalidInput(
@@ -284,7 +284,7 @@ def _pace(query: Query, roles: Roles, rows: Sequence[int], sample: Crowd) -> Pac
 
 
 def _memory(query: Query, strategy: ProgramWorkers) -> dict[str, float]:
-    """Return bytes by category on the worker or server that needs the most memory."""
+    """Return the bytes per memory category on the worker or server that needs the most memory."""
     worker = query.memory(query.experiment.batch_size / query.workers)
     worker["buffers"] = worker["weights"]
     parts = strategy.parts(shapes_of(query))

@@ -33,7 +33,8 @@ from labkit.simulate import Fit
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-# Ratio of the 95th percentile of a normal error to the median of its absolute value.
+# Ratio of two quantiles of a normally distributed error: its 95th percentile, and the median of its
+# absolute value.
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")
@@ -44,14 +45,14 @@ class StepForecast:
     """The forecast of one step: the time that all workers together need for a global batch.
 
     Attributes:
-        parts: Seconds of the rank that finishes last, by name of the part (`PARTS`); the sum of all
-            parts is the step time. The part "whole" is the difference between a measured whole step
-            and the sum of its parts, see `add_residual`.
+        parts: Seconds of each part of the step (`PARTS`), on the rank that finishes last. The sum
+            of all parts is the step time. The part "whole" is the difference between a measured
+            whole step and the sum of its parts, see `add_residual`.
         rows: Number of samples in the largest batch that a rank reads for the step.
-        spread: 90% interval of the typical step of a run, as factors on the median.
-        nbytes: Bytes that cross each link per step, by link name.
-        memory: Bytes on the rank that needs the most memory, by category: weights, gradients,
-            optimizer, activations, buffers.
+        spread: Bounds of the 90% interval of a run's typical step time, divided by the median.
+        nbytes: Bytes per step that cross each link, as a mapping from link name to bytes.
+        memory: Bytes per memory category, on the rank that needs the most memory. The categories
+            are weights, gradients, optimizer, activations and buffers.
         sources: Origin of each number in the forecast.
         more: Further numbers by name. `sent` is the number of bytes that all ranks together send.
             `step_low` and `step_high` bound the 90% interval of single steps, s. A strategy may add
@@ -129,12 +130,12 @@ class Query:
 
     @cached_property
     def fits(self) -> dict[str, Fit]:
-        """The fitted latency, bandwidth and addition time of the calibrated machine, by level."""
+        """The fitted latency, bandwidth and addition time of the machine, one `Fit` per level."""
         return fits(self.calibration)
 
     @property
     def error(self) -> float | None:
-        """The relative error of the predicted network time (90% interval); None: unknown.
+        """The relative error of predicted network times (90% interval), or None if unknown.
 
         The error comes from the fit to measured allreduces on a link, or, if there are none, from
         the fit within a host. The fit to measured allreduces gives only the median error. A factor
@@ -153,13 +154,13 @@ class Query:
 
     @property
     def compute_time(self) -> ComputeTime | None:
-        """The modelled compute time of a gradient; None: the forecast uses measured times."""
+        """The modelled compute time of a gradient; None if the forecast uses measured times."""
         virtual = self.experiment.virtual
         return None if virtual is None else virtual.compute_time
 
     @property
     def slowdowns(self) -> dict[int, Slowdown]:
-        """The slowdowns by worker, from the network and from the experiment."""
+        """The slowdown of each slow worker, as set by the network or by the experiment."""
         slowdowns = {
             **(self.network.stragglers if self.network else {}),
             **self.experiment.stragglers,
@@ -179,7 +180,7 @@ class Query:
         return bool(self.experiment.clock == "virtual")
 
     def memory(self, rows: float) -> dict[str, float]:
-        """Return a rank's bytes by category, for the whole model and a batch of `rows` samples."""
+        """Return the bytes per memory category, for the whole model and `rows` samples."""
         weights = float(self.dtype.itemsize * self.model.parameters)
         return {
             "weights": weights,
@@ -192,9 +193,9 @@ class Query:
         """Return the seconds of a single rank's step on a batch of `rows` samples.
 
         If the experiment specifies a compute time, this time applies to a worker's part of the
-        batch, whatever its size. A single rank needs the specified compute time for the part of
-        each worker, and updates the weights once. The forecast of strong scaling uses the step of a
-        single rank as its reference.
+        batch, whatever its size. A single rank takes the specified compute time once for each
+        worker's part, and updates the weights once. The forecast of strong scaling uses the step of
+        a single rank as its reference.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -243,7 +244,7 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step cost with the specified compute time, or else the measured cost.
+        """Return a rank's step cost, with the experiment's compute time if it specifies one.
 
         The forward pass takes a third of a specified compute time, as on the virtual clock.
         """
@@ -333,7 +334,7 @@ class Query:
 
 
 def network_error_sources(query: Query) -> list[Provenance]:
-    """Return the origin of the network's relative error, or an empty list if no error applies."""
+    """Return the origin of the error of network times, or an empty list if no error applies."""
     if query.network is None or query.virtual or query.workers == 1:
         return []
     method = (

@@ -100,9 +100,9 @@ class Residual:
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
-    If no step of the strategy was measured, the difference measured for a single rank's step
-    corrects the computation time. If the steps of a single rank were not measured either, the
-    forecast is not corrected, and a note states this fact.
+    If no step of the strategy was measured, the computation time is corrected by the difference of
+    a single rank's step. If the steps of a single rank were not measured either, the forecast is
+    not corrected, and a note states this fact.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast
@@ -164,7 +164,7 @@ def _seconds_without_stall(taken: StepForecast) -> float:
 
 
 def _single_rank_residual(query: Query, rows: float) -> Residual | None:
-    """Return by how much a single rank's whole step differs from its parts, for `rows` samples."""
+    """Return by how much a single rank's whole step exceeds its parts, for `rows` samples."""
     ways = [way for way in _matching_ways(query) if way.workers == 1]
     if not ways:
         return None
@@ -177,7 +177,7 @@ def _single_rank_residual(query: Query, rows: float) -> Residual | None:
 
 
 def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return a single rank's residual, scaled to the amount of computation in the step `taken`."""
+    """Return the correction of a single rank's step, scaled to the computation of step `taken`."""
     residual = _single_rank_residual(query, taken.rows)
     if residual is None or query.workers == 1:
         return residual
@@ -192,7 +192,7 @@ def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
 
 
 def _distributed_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return the residual of distributed steps, interpolated over the time on the network."""
+    """Return the correction of a distributed step, interpolated between measured network times."""
     if not query.emulated or query.workers == 1:
         return None
     strategy_json = query.experiment.strategy.to_json()
@@ -236,7 +236,7 @@ def _without_compressor(strategy: dict[str, object]) -> dict[str, object]:
 
 
 def _forecast_of_parts(query: Query, way: WayCost) -> StepForecast:
-    """Return the forecast from parts for the setting of a measured whole step (cached)."""
+    """Return the forecast from the parts, for the setting of a measured whole step (cached)."""
     key = query.calibration.hash8, query.experiment.hash8, way.model_dump_json()
     if key not in _PART_FORECASTS:
         fields = {"strategy": way.strategy, "batch_size": way.batch, "network": way.network}
@@ -251,10 +251,10 @@ def _forecast_of_parts(query: Query, way: WayCost) -> StepForecast:
 def interpolate_points(points: Points, at: float) -> tuple[float, float]:
     """Interpolate points (position, seconds); return the seconds at `at`, and their error.
 
-    Extrapolation beyond the outermost points is limited by `BEYOND`. The error is half of the
-    difference from the nearest point's value, plus half of the range of values at the nearest
-    point's position. If all points have the same position, the error grows with the relative
-    distance from this position.
+    Extrapolation beyond the outermost points is limited by `BEYOND`. The error has two terms. The
+    first is half of the difference from the nearest point's value. The second is half of the range
+    of values at the nearest position. If all points have the same position, the error grows with
+    the relative distance from this position.
     """
     positions, values = np.array(sorted(points), float).T
     unique_positions, indices = np.unique(positions, return_inverse=True)
@@ -278,7 +278,7 @@ def interpolate_points(points: Points, at: float) -> tuple[float, float]:
 
 
 def _run_ratio(ways: Sequence[WayCost]) -> float:
-    """Return the ratio of step times (slower / faster) that 10% of pairs of equal runs exceed."""
+    """Return the 90th percentile of step time ratios (slower / faster) of pairs of equal runs."""
     pairs = [pair for way in ways for pair in combinations(way.runs, 2)]
     ratios = [max(pair) / min(pair) for pair in pairs]
     return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0

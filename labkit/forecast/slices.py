@@ -14,7 +14,7 @@ from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_s
 from labkit.forecast.workers import expected_maximum, group_ranks, slowest
 from labkit.schedules.grid import Grid, crossing, owned_boxes
 
-# For each layer class that can be divided: the index of the weight that limits the number of
+# Layer classes that can be divided. Each pair is the index of the weight that limits the number of
 # slices, and the limiting dimension of this weight.
 DIVIDED = {
     "Dense": (0, -1),
@@ -30,7 +30,7 @@ WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # number of allreduces (one value per sample) of a divided loss
+SCORES = 2  # a loss on divided scores needs two allreduces, each with one value per sample
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class SliceWork:
 
     Attributes:
         share: Fraction of the layer's time and weights.
-        total, gather: Bytes that an allreduce sums, and bytes that are gathered, in the forward
-            pass.
+        total, gather: Bytes in the forward pass: bytes that an allreduce sums, and bytes that a
+            gather collects.
         back: Bytes that an allreduce sums in the backward pass.
         sums: Number of allreduces that together sum the bytes `total`.
     """
@@ -96,7 +96,7 @@ def _divides(layer: LayerCost, size: int) -> bool:
 
 
 def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
-    """Return the number of the later layer that forms a pair with layer `number`, or None."""
+    """Return the number of the later layer that is paired with layer `number`, or None."""
     for other in range(number + 1, len(layers)):
         if layers[other].kind not in WITHIN:
             return other if layers[other].kind == layers[number].kind else None
@@ -267,7 +267,7 @@ def _slowest_wait(query: Query, rows: float, parts: Mapping[str, float]) -> floa
 
 
 def _tile_shares(query: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
-    """Yield, for each layer, the largest fraction of its values on one machine, and the layer."""
+    """Yield pairs (fraction, layer): the largest fraction of the layer's values on one machine."""
     planes = {grid_plane.name: grid_plane for grid_plane in query.experiment.grid_layers}
     for layer in query.model.layers:
         plane, share = planes.get(layer.name), 1 / (grid[0] * grid[1])

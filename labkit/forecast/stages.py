@@ -24,7 +24,7 @@ from labkit.schedules.pipeline_stages import (
 )
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
-AHEAD = 8  # simulated iterations of a continuous schedule, in addition to one for each rank
+AHEAD = 8  # number of simulated iterations of a continuous schedule, beyond one iteration per rank
 
 
 class StagedStrategy(Protocol):
@@ -130,7 +130,7 @@ def of_stages(
 
 
 def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
-    """Return each pipeline rank's largest slowdown over replicas, which wait for each other.
+    """Return each pipeline rank's largest slowdown in any replica, because replicas wait for it.
 
     Raises:
         InvalidInput: A slowdown is random.
@@ -151,7 +151,7 @@ def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
 
 
 def _cut(query: Query, strategy: StagedStrategy) -> list[list[LayerCost]]:
-    """Return each stage's layers; a layer without weights is in the preceding layer's stage."""
+    """Return the layers of each stage; a layer without weights joins the layer before it."""
     layers, depth = query.model.layers, strategy.depth(query.workers)
     blocks: list[list[LayerCost]] = []
     for layer in layers:
@@ -202,7 +202,7 @@ def _cost(
 
 
 def _steady(simulation: PipelineSimulation, ranks: int) -> float:
-    """Return the mean seconds of an iteration in the steady state, after one iteration per rank."""
+    """Return the mean seconds of an iteration, without the first iterations (one per rank)."""
     is_last = (simulation.table.stage == simulation.table.stages - 1) & simulation.table.computes
     ends = np.sort(simulation.stop[is_last & (simulation.table.action == "forward")])
     return float(ends[-1] - ends[ranks - 1]) / (len(ends) - ranks)
@@ -251,7 +251,7 @@ def _memory(
     rows: float,
     recompute: bool,
 ) -> dict[str, float]:
-    """Return bytes by category on the rank that needs the most memory, with batches in flight."""
+    """Return the bytes per memory category on the fullest rank, with its batches in flight."""
     batches_in_flight, memory_of_model = in_flight(table), query.memory(rows)
     size = max(1.0, sum(_size(layer) for stage in stages for layer in stage))
     out = max(1.0, sum(layer.out for stage in stages for layer in stage))

@@ -17,7 +17,7 @@ from labkit.network import Network, Slowdown
 
 MOST_RANKS = 10_000  # maximum number of workers in a search by `workers_until`
 STEADY = 1e-3  # relative precision of the result of the bandwidth search
-SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s, limits of the bandwidth search
+SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # limits of the bandwidth search in bytes/s
 
 
 class ForecastStrategy(Protocol):
@@ -33,9 +33,10 @@ class MapPoint(NamedTuple):
     Attributes:
         latency, bandwidth: Latency and bandwidth of links, s and bytes/s.
         workers: Number of ranks that train.
-        seconds: By strategy name: seconds of a global batch, or seconds until a target is reached.
-        bands: By strategy name: interval over all seeds of the seconds to the target. The intervals
-            are None if `seconds` are the seconds of a global batch.
+        seconds: For each strategy, by name: the seconds of a global batch, or the seconds until a
+            target is reached.
+        bands: For each strategy, by name: the interval over all seeds of the seconds to the target.
+            The intervals are None if `seconds` are the seconds of a global batch.
     """
 
     latency: float
@@ -45,11 +46,12 @@ class MapPoint(NamedTuple):
     bands: dict[str, tuple[float, float]] | None = None
 
     def to_target(self, steps: Mapping[str, Sequence[int]]) -> MapPoint:
-        """Return a map point with seconds to a target, from each strategy's steps to the target.
+        """Return a point with the seconds to a target, computed from each strategy's steps to it.
 
         Args:
-            steps: By strategy name: number of steps until the target is reached, one per seed. With
-                a single seed, the interval over seeds is unknown: from 0 to infinity.
+            steps: For each strategy, by name: the number of steps to the target, one number per
+                seed. With a single seed, the interval over seeds is unknown, so it reaches from 0
+                to infinity.
         """
         reaching = {name: s for name, s in self.seconds.items() if name in steps}
         return self._replace(
@@ -128,12 +130,12 @@ class Study:
     def servers_needed(
         self, servers: Sequence[ForecastStrategy], workers: int | None = None, within: float = 0.05
     ) -> ForecastStrategy:
-        """Return the first strategy that is at most slightly slower than the fastest strategy.
+        """Return the first strategy whose step time is almost the shortest (see `within`).
 
         Args:
             servers: Strategies in increasing order of their number of servers.
             workers: Number of workers; None: the number of the experiment.
-            within: Maximum relative difference of the step time from the fastest step time.
+            within: How much longer than the shortest step time a step may take, as a fraction.
         """
         if not servers:
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The times of workers: samples from their distributions, and the waiting of each worker."""
+"""The times of workers: random compute times, and the wait for the slowest worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RankGroup:
     Attributes:
         seconds: Spread of one rank's compute time.
         count: Number of independent ranks in the group.
-        laws: Distributions of random factors by which the time of each step is multiplied.
+        laws: Distributions of random factors; each factor multiplies the time of one step.
     """
 
     seconds: Spread
@@ -71,12 +71,12 @@ def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
 
 
 def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
-    """Return the mean of randomly drawn times if a group has random factors; else, the median."""
+    """Return the mean of the drawn times, or their median if no group has random factors."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
 def run_deviation(draws: Draws) -> float:
-    """Return how far the 95th percentile of a run's mean step time is above the mean, s."""
+    """Return the distance in s from the mean to the 95th percentile of a run's mean step time."""
     return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
@@ -94,7 +94,7 @@ def slowest(groups: Sequence[RankGroup]) -> Draws:
 
 
 def quantiles(spread: Spread, number: Draws) -> Draws:
-    """Return quantiles of a spread: a lognormal whose σ differs below and above the median."""
+    """Return quantiles of a lognormal distribution with one σ below and one above the median."""
     middle = max(spread.median, 1e-300)
     up = np.log(max(spread.high, middle) / middle) / TAIL
     down = np.log(middle / max(min(spread.low, middle), 1e-300)) / TAIL
@@ -171,9 +171,9 @@ class Crowd(NamedTuple):
     Attributes:
         strategy: Strategy with which the sample trains.
         workers: Number of simulated workers.
-        servers: Factor by which a server's real traffic exceeds its simulated traffic.
-        everyone: Factor by which a worker's real traffic, or number of predictions, exceeds the
-            simulated one.
+        servers: Ratio of the real to the simulated traffic of each server.
+        everyone: Ratio of the real to the simulated traffic, or number of predictions, of each
+            worker.
     """
 
     strategy: ProgramWorkers
@@ -188,7 +188,7 @@ def shapes_of(query: Query) -> list[tuple[int, ...]]:
 
 
 def slowdowns_of(query: Query, workers: int) -> dict[int, Slowdown]:
-    """Return the slowdowns by worker; in a sample, the first workers have the slowdowns."""
+    """Return the slowdown of each slow worker; in a sample, the first workers are the slow ones."""
     slow = query.slowdowns
     if workers == query.workers:
         return slow
@@ -217,7 +217,7 @@ def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
 def sample_network(
     query: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
-    """Return a network in which the simulated ranks are as slow as with the traffic of all ranks.
+    """Return a network that delays the simulated ranks as if they carried the traffic of all ranks.
 
     Returns:
         The network with slower transfers, and for each simulated rank the factor by which its
@@ -252,13 +252,13 @@ class Pace:
     Attributes:
         query: Query whose calibration gives the cost of codecs and messages.
         laws: Timing models, one per worker.
-        shares: Fraction of all weights that each server updates, by program number.
+        shares: For each server, by program number, the fraction of all weights that the server
+            updates.
         hosts: Simulated rank of each program; messages between programs on one rank take no time.
-        alone: Factor by which the time of a server's update is multiplied if the update uses one
-            gradient.
-        mean: Factor by which the time of a server's update is multiplied if the update uses the
-            mean of several gradients.
-        predictions: Factor by which the time of one prediction of soft targets is multiplied.
+        alone: Factor that multiplies the time of a server's update with a single gradient.
+        mean: Factor that multiplies the time of a server's update with the mean of several
+            gradients.
+        predictions: Factor that multiplies the time of one prediction of soft targets.
         overheads: Whether messages have the measured overhead of this machine.
         factor: Factor by which the next duration is multiplied; the runtime sets the factor for
             each action.

@@ -35,8 +35,8 @@ class Child:
 
     The first message to the child is its task; the child answers this message when it is ready.
     Each later message to the child consists of a function's name and arguments. The child answers
-    with the function's result. The parent process raises an exception of the child again. The child
-    ends when its parent process ends for any reason.
+    with the function's result. If the child raises an exception, the parent process raises the same
+    exception. The child ends when its parent process ends for any reason.
 
     Args:
         module: Module to run, which calls `serve`.
@@ -45,10 +45,10 @@ class Child:
         communicator: Communicator of the ranks whose children train together; if one child fails,
             no rank waits forever.
         threads: Number of compute threads of the child.
-        python: Path of another Python interpreter, which need not have labkit installed; default:
-            the interpreter of this process.
-        inside: Command prefix of the child, for example to enter a network namespace;
-            default: none.
+        python: Path of another Python interpreter, in which labkit need not be installed. By
+            default, the child uses the interpreter of this process.
+        inside: Words before the child's command, for example to enter a network namespace; default:
+            none.
         gpus: True if the child may use this machine's GPUs; default: False.
     """
 
@@ -168,8 +168,8 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
     The child ends immediately when its parent ends, even during a step.
 
     Args:
-        calls_of: Function that gets the task, and returns the functions that answer requests, by
-            name.
+        calls_of: Function that takes the task and returns the functions that answer requests, as a
+            mapping from request name to function.
     """
     imports.append_inherited()  # The task may refer to modules in the notebook's folder.
     end = Connection(int(sys.argv[2]))
@@ -219,7 +219,7 @@ def outside_mpi(python: str) -> dict[str, str]:
 
 
 def computing(threads: int, gpus: bool = False) -> dict[str, str]:
-    """Return environment variables that set a framework's threads, and hide GPUs unless `gpus`."""
+    """Return environment variables that set the number of threads, and hide GPUs unless `gpus`."""
     gpu_variables = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
     return gpu_variables | {
         "TF_NUM_INTRAOP_THREADS": str(threads),

@@ -37,16 +37,16 @@ class FrameworkRequirements:
 
     Attributes:
         module: Name under which Python imports the framework.
-        beside: Second module whose version influences the results; "": no such module.
-        variable: Environment variable in which the user may name a Python interpreter with the
+        beside: Second module whose version influences the results, or "" if there is none.
+        variable: Environment variable that the user may set to a Python interpreter with the
             module.
         packages: Packages that `setup` installs, with versions.
         built: Package that `setup` builds from source after it installs `packages`.
-        python: Python version that the packages need; "": the version of the running Python.
-        tools: Programs that the build needs; each entry lists alternative programs, one of which
+        python: Python version that the packages need, or "" for the version of the running Python.
+        tools: Programs that the build needs. Each entry lists alternative programs, and one of them
             suffices.
         options: Environment variables that are set during the build.
-        shares: Framework whose environment this framework also uses; "": this framework has its own
+        shares: Framework whose environment this framework also uses, or "" if it has its own
             environment.
     """
 

@@ -1,8 +1,8 @@
 """A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only.
 
-The functions `model_of` and `loss_of` build the exported model and loss with the Keras of the
-caller, on another TensorFlow or on JAX. This module does not import Keras; callers pass their Keras
-module.
+The functions `model_of` and `loss_of` build the exported model and loss with the caller's Keras,
+which may run on another TensorFlow or on JAX. This module does not import Keras; callers pass their
+Keras module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-# Keras's class name of a layer, and its options, such as ("Dense", {"units": 10, "activation":
+# A layer: its Keras class name and its options, such as ("Dense", {"units": 10, "activation":
 # "linear"}).
 Layer: TypeAlias = "tuple[str, dict[str, int | str | bool | tuple[int, ...]]]"
 
@@ -70,7 +70,7 @@ class Exported:
             weights: Initial weights in Keras's order and layout: (in, out) and (y, x, in, out).
             batches: Sample indices of this worker's batch in each step.
             shares: This worker's fraction of the samples in each step's global batch.
-            most_rows: Number of samples in the largest batch of any worker, by step.
+            most_rows: For each step, the number of samples in the largest batch of any worker.
         """
         for file, array in zip(self.samples, samples or (), strict=False):
             np.save(file, array)
@@ -144,7 +144,7 @@ class FrameworkTraining(Protocol):
 
 
 def calls(training: FrameworkTraining) -> Mapping[str, Callable[..., object]]:
-    """Return the functions that answer the requests to a child process, by request name."""
+    """Return a mapping from the name of a request to the function that answers the request."""
     methods = (training.open, training.join, training.step, training.weights, training.describe)
     return {call.__name__: call for call in methods}
 

@@ -1,4 +1,4 @@
-"""A process in which Keras on JAX trains a model exported by labkit, under DataParallel."""
+"""A process in which Keras on JAX trains an exported model with Keras's class `DataParallel`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from labkit.common.machine import TRUSTED, trusts_network
 ADDRESSES = ("192.0.2.1", "192.0.2.2")  # addresses reserved for examples (RFC 5737)
 MTU = 1500
 FRAME = MTU + 14  # bytes that a queue counts per frame: with Ethernet header, without preamble
-QUEUE = 2**24  # bytes of a queue: more than TCP sends ahead, so no packet is dropped
+QUEUE = 2**24  # size of a queue in bytes, larger than what TCP sends ahead, so no packet is dropped
 DEVICE = "veth0"
 TOOLS = ("ip", "tc")  # required commands of iproute2
 _FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
@@ -37,10 +37,10 @@ READY = "ready"
 
 
 def frames(rate: int) -> int:
-    """Return how many frames TCP passes to the queue at once: about 50 µs of link time.
+    """Return the number of frames that TCP passes to the queue at once (about 50 µs of link time).
 
-    The number of frames is at least 1. With a timer event per frame (every 12 µs at 1 Gb/s), a
-    queue would be late on a busy machine.
+    The number of frames is at least 1. If a timer released each frame separately (every 12 µs at 1
+    Gb/s), the queue would be late on a busy machine.
 
     Args:
         rate: Link rate in bits/s.
@@ -49,7 +49,7 @@ def frames(rate: int) -> int:
 
 
 def burst(rate: int) -> int:
-    """Return the burst size: the bytes that pass without rate limit after a pause.
+    """Return the burst size in bytes: how much passes without rate limit after a pause.
 
     The burst size is twice the bytes that TCP passes to the queue at once.
 
@@ -91,8 +91,7 @@ def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
 
     Args:
         rate: Link rate in bits/s, for each direction.
-        flows: Number of flows that share the link fairly; each flow has its own queue, see
-            `class_of`;
+        flows: Number of flows that share the link fairly, each with its own queue (see `class_of`);
             default: 1.
 
     Raises:
@@ -156,8 +155,8 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
 
     Args:
         label: Name of the program that listens on ports, for the error message.
-        trusted: True if other processes and machines may reach the program; the command prefix is
-            then empty.
+        trusted: True if other processes and machines may reach the program. If True, the command
+            prefix is empty.
 
     Raises:
         LabkitError: The system does not allow this user to create a namespace.
@@ -172,7 +171,7 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
         )
     except OSError as error:
         raise refusal(label, str(error)) from None
-    with holder:  # At the end of the context, closing its standard input ends `holder`.
+    with holder:  # When the context ends, standard input closes, and so the process `holder` ends.
         assert holder.stdout is not None  # for the type checker
         if holder.stdout.readline().strip() != READY:
             raise refusal(label, holder.communicate()[1].strip())
@@ -222,12 +221,12 @@ def refusal(label: str, reason: str) -> LabkitError:
 
 
 def _as_root(option: str) -> list[str]:
-    """Return the options that give a user root rights in a new namespace; empty for root."""
+    """Return the options that give a user root rights in a new namespace; root needs none."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 
 def main(command: list[str]) -> None:
-    """Enable loopback; then execute the command, or keep the namespace until stdin ends."""
+    """Enable loopback; then execute the command, or wait until standard input ends."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _FLAGS, struct.pack("16sH22x", b"lo", _UP | _RUNNING))
     if command:

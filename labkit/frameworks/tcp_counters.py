@@ -2,8 +2,8 @@
 
     python -m labkit.frameworks.tcp_counters DESCRIPTOR
 
-This program opens a netlink socket in its network namespace. The program then passes the socket to
-its parent process, through the parent's socket with the file descriptor DESCRIPTOR.
+This program opens a netlink socket in its network namespace. The program then sends the netlink
+socket to its parent process, over an inherited socket with the file descriptor DESCRIPTOR.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ByteCounters:
     Args:
         tasks: Process number (PID) of each task. If a process runs several tasks, all its bytes
             count for the first of them.
-        networks: For each network namespace to read, the command prefix that runs a command in it;
-            default: only the present namespace.
+        networks: Command prefixes, one for each network namespace whose counters are read; default:
+            only the present namespace.
     """
 
     def __init__(self, tasks: Mapping[str, int], networks: Sequence[Sequence[str]] = ()) -> None:
@@ -66,8 +66,8 @@ class ByteCounters:
 
         Args:
             senders: Tasks whose sent bytes are summed.
-            counts: True to count the bytes since the last call; False to skip these bytes; default:
-                True.
+            counts: Whether the bytes since the last call are counted (True, the default) or skipped
+                (False).
         """
         ends = [end for kernel in self._sockets for end in connections(kernel)]
         if any(end.inode not in self._task_of for end in ends):
@@ -179,7 +179,7 @@ def _parsed(message: bytes) -> Iterator[Connection]:
 
 
 def main(descriptor: int) -> None:
-    """Open a netlink socket, and pass it over the parent process's socket `descriptor`."""
+    """Open a netlink socket, and send it to the parent process over the socket `descriptor`."""
     counters_socket = open_socket()
     with socket.socket(fileno=descriptor) as asker:
         socket.send_fds(asker, [b"!"], [counters_socket.fileno()] if counters_socket else [])

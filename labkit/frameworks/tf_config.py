@@ -1,6 +1,6 @@
-"""The tasks of a TensorFlow cluster: TF_CONFIG with their addresses, and processes of servers.
+"""The tasks of a TensorFlow cluster: their addresses in TF_CONFIG, and the server processes.
 
-The module is also the program of the processes that a rank starts for TensorFlow's servers.
+A rank starts each TensorFlow server as a process that runs this module.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ClusterSpec:
 
     Attributes:
         jobs: Addresses (host:port) of the tasks of each job: "chief", "worker", "ps", "evaluator".
-        inside: True if parameter servers run in the processes of workers; the servers of a host are
-            assigned to its workers in turn.
+        inside: True if parameter servers run in the processes of workers. The servers of a host are
+            distributed over its workers in turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def on_hosts(
         workers, servers: Numbers of workers and of parameter servers per node; default: 1 and 0.
         inside: True if parameter servers run in the processes of workers; default: False.
         evaluator: True if the last node also runs an evaluator; default: False.
-        port: Port of the first task on each node; the node's other tasks have the following ports;
+        port: Port of the first task on each node, followed by the ports of the node's other tasks;
             default: 2222.
 
     Raises:
@@ -167,7 +167,7 @@ def slurm_hosts() -> list[str]:
 
 
 def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
-    """Return the TensorFlow tasks of this process; outside a Slurm step, those of all processes.
+    """Return the TensorFlow tasks of this process in a Slurm step, else those of all processes.
 
     Raises:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.
@@ -193,7 +193,7 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
 def export_commands(
     processes: list[list[tuple[str, int]]], spec: ClusterSpec
 ) -> list[tuple[str, str]]:
-    """Return a title (host, tasks) and the shell command that sets TF_CONFIG, for each process."""
+    """Return one pair per process: a title (host, tasks), and the shell command for TF_CONFIG."""
     commands = []
     for tasks in processes:
         job, index = tasks[0]
@@ -214,7 +214,8 @@ class ServerProcesses:
         spec: All tasks of the cluster; the chief's task gets no process.
         communicator: Communicator of the run's ranks.
         threads: Number of compute threads of each process.
-        inside: Command prefix of a process, by the host of the process's address; default: none.
+        inside: Command prefix for the processes on each host, as a mapping from host to prefix;
+            default: none.
 
     Attributes:
         restarted: Names of processes that were restarted after an early end; a process has the name

@@ -1,4 +1,4 @@
-"""A process in which PyTorch trains a model exported by labkit: with DDP, or with fully_shard.
+"""A process in which PyTorch trains a model exported by labkit, with DDP or with fully_shard.
 
 The PyTorch benchmark also uses functions of this module to start its process group and to
 distribute its model.
@@ -152,7 +152,7 @@ TRAININGS = {"ddp": Training, "fsdp": ShardedTraining}
 
 
 class TorchModel(nn.Module):
-    """The exported Keras layers as PyTorch modules; input and `Flatten` use channels last.
+    """A PyTorch model of the exported Keras layers; its input and `Flatten` use channels last.
 
     Between the input and `Flatten`, tensors are channels-first views of the same memory.
     """

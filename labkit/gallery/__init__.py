@@ -30,8 +30,8 @@ def gallery(
 ) -> list[JobResult]:
     """Execute notebooks with default parameters and write a site; reuse completed results.
 
-    After each executed notebook, the site is usable. The site includes failed notebooks, and makes
-    no network requests.
+    The site is usable after each executed notebook, not only at the end. The site includes failed
+    notebooks, and makes no network requests.
 
     Args:
         notebooks: Notebook files (.ipynb).
@@ -88,7 +88,7 @@ def write_page(result: JobResult, path: Path) -> None:
         except LabkitError as error:  # without a page, the index still shows the notebook's answer
             warnings.warn(f"no page of {result.path.name}: {error}", stacklevel=2)
             path.unlink(missing_ok=True)
-    else:  # without an output, the job did not start; the index states the reason
+    else:  # if there is no output, the job did not start, and the index states the reason
         path.unlink(missing_ok=True)
 
 

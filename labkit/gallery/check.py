@@ -30,10 +30,10 @@ _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
 
 
 class Claim(NamedTuple):
-    """A rule for sentences: a pattern, and a condition on the numbers that it captures.
+    """A rule for sentences: a regular expression, and a condition on the numbers it captures.
 
     Attributes:
-        form: Pattern of a sentence with a conclusion; its groups capture numbers.
+        form: Regular expression for a sentence with a conclusion; its groups capture the numbers.
         holds: Function of the captured numbers that returns whether the conclusion holds.
         words: Description of the condition, for error messages.
     """
@@ -122,8 +122,8 @@ RULES = (
         "the step must not be shorter with a backup worker",
     ),
 )
-# Each claim of a minimum is checked against the values in the other lines of the summary; a pattern
-# per claim finds these values.
+# A claim such as "shortest step" must agree with the values in the other lines of the summary. Each
+# pattern finds the values for one claim.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
@@ -155,7 +155,7 @@ def _extremes(reading: str) -> Iterator[str]:
 
 
 def _value(text: str) -> float:
-    """Return a quoted number in base units; for invalid text, NaN, which satisfies no rule."""
+    """Return a quoted number in base units, or NaN (which satisfies no rule) for invalid text."""
     number = next(numbers(text.lstrip("-")), None)
     value = math.nan if number is None else number.value
     return -value if text.startswith("-") else value
@@ -234,8 +234,7 @@ class NotebookVerdict:
         faults: Descriptions of all statements that do not hold.
         sentences: Number of sentences in the outputs of the notebook.
         number_count: Total number of measured numbers in the sentences of the notebook's outputs.
-        detected_share: Share (0 to 1) of falsified numbers that the check detects if they replace
-            the true numbers.
+        detected_share: Fraction of deliberately falsified numbers that the check detects.
     """
 
     faults: tuple[str, ...]
@@ -254,7 +253,7 @@ class NotebookVerdict:
 
 
 def check_specs(notebooks: list[Path]) -> list[GallerySpec]:
-    """Return a specification of a notebook job per notebook and value set in `check.yaml`.
+    """Return one job specification per notebook and per set of parameter values in `check.yaml`.
 
     A notebook without value sets runs with the default values of its parameters. Each further value
     set lists only the values that differ from the first set.
@@ -317,7 +316,7 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
 
 
 def _wrong_numbers(number: Number) -> Iterator[Number]:
-    """Yield falsified numbers that differ from the true number in its quoted digits."""
+    """Yield false numbers that differ from the true number even when rounded like it."""
     for factor in PLANTED:
         if abs(factor - 1) * number.value > 2 * number.half:
             yield number._replace(value=factor * number.value)

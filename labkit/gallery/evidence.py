@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
-FEW = 40  # greatest number of values in a column whose ratios may be quoted
-# Greatest number of points of a trace that may all be quoted; more points would match any number.
+FEW = 40  # a text may quote ratios of values only in a column of at most this length
+# A text may quote every point of a trace with at most this many points; more points would match any
+# number.
 SHORT = 40
 
 # For each unit: its quantity, and a factor that converts values to the base unit. A time is only
@@ -65,9 +66,9 @@ class Number(NamedTuple):
 
     Attributes:
         text: Quoted text, with the unit.
-        kind: Physical quantity: "time", "bytes", "rate", or "plain" for numbers without one.
+        kind: Physical quantity: "time", "bytes" or "rate"; "plain" for every other number.
         value: Value of the number in base units.
-        half: Greatest rounding error: half a unit of the last quoted digit, in base units.
+        half: Greatest rounding error in base units, which is half a unit of the last quoted digit.
         counts: Whether the number is whole and has no unit, and thus is a count or a setting.
         compares: Whether the text presents the number as a ratio of two values.
     """
@@ -80,7 +81,7 @@ class Number(NamedTuple):
     compares: bool
 
     def matches(self, values: Values) -> bool:
-        """Whether any value, rounded like the number, equals the number (signs ignored)."""
+        """Whether the number equals any of the values after rounding; signs are ignored."""
         return bool((np.abs(np.abs(values) - self.value) <= 1.001 * self.half).any())
 
 
@@ -110,8 +111,8 @@ class Evidence:
     Args:
         outputs: Outputs of the notebook's cells.
         runs: Runs that the notebook made or read.
-        target: Target accuracy of the notebook's time-to-accuracy comparison; default: the lowest
-            accuracy over seeds of each run.
+        target: Target accuracy of the notebook's time-to-accuracy comparison. By default, the
+            lowest accuracy of each run over its seeds is a target.
     """
 
     def __init__(
@@ -211,14 +212,14 @@ class Evidence:
                 self._add(f"{run.path.name} arrival {name}", _averages(costs))
 
     def _tables(self, place: str, text: str) -> None:
-        """Add columns of pandas tables in HTML, and their averages over all rows and by group."""
+        """Add the columns of HTML tables from pandas, with averages over all rows and per group."""
         for number, table in enumerate(re.findall(r'(?s)class="dataframe">.*?</table>', text)):
             head, *rows = [_CELL.findall(row) for row in _ROW.findall(table)]
             group, labelled, entries = "", False, []
             for row in rows:
                 body_cells = [html.unescape(words) for kind, words in row if kind == "td"]
-                # The rows of a table are grouped by the labels in its index; with a numeric index,
-                # by the cells with text.
+                # The labels in a table's index group the rows. If the index is numeric, the cells
+                # with text group the rows.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
                 self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))

@@ -24,7 +24,7 @@ ANSWER, PICTURE = "answer", "picture"  # tags of the notebook cells with the ans
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a code cell, with the tags of this cell."""
+    """An output of a code cell, with the cell's tags."""
 
     tags: tuple[str, ...]
     data: Record
@@ -107,7 +107,7 @@ class GallerySpec:
 
     @property
     def reads_runs(self) -> bool:
-        """Whether the notebook reads runs of other notebooks, by a parameter `runs`."""
+        """Whether the notebook reads runs of other notebooks, through its parameter `runs`."""
         return "runs" in parameters.declared(self.notebook)
 
     def __str__(self) -> str:
@@ -135,8 +135,8 @@ class GallerySpec:
         Raises:
             InvalidInput: The notebook rejects the parameter values.
         """
-        # The parameter `runs` of a notebook that reads runs is the folder with the runs of all
-        # notebooks.
+        # A notebook that reads runs has a parameter `runs`, which names the folder with the runs of
+        # all notebooks.
         runs = {"runs": [str(root)]} if self.reads_runs else {}
         values = parameters.validate_values(self.notebook, {**runs, **self.values})
         job = start(self.notebook, values, root, show=False)
@@ -145,7 +145,7 @@ class GallerySpec:
 
 
 def latest_result(notebook: Path, root: Path) -> JobResult | None:
-    """Return the result of a notebook's latest job, with any code version; None without jobs."""
+    """Return the result of a notebook's latest job, whatever the code version, or None."""
     newest = next(_results_newest_first(notebook, root), None)
     return newest[0] if newest else None
 

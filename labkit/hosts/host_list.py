@@ -97,7 +97,7 @@ def login() -> list[str]:
 
 
 def agent() -> list[str]:
-    """Return the command line of ssh, or of its substitute that a variable or a testbed sets."""
+    """Return the command line of ssh, or of a substitute from the environment or from a testbed."""
     named = os.environ.get("LABKIT_AGENT") or os.environ.get(AGENT_VARIABLE)
     if named:
         return shlex.split(named)

@@ -71,10 +71,10 @@ def prepare(host: Specification) -> None:
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     """Mount an empty folder at `place`, and mount the shared folders inside it."""
-    if not place.is_dir():  # `place` is hidden if another private folder was mounted before
+    if not place.is_dir():  # an earlier mount of another private folder may hide `place`
         return
-    # The new folder is filled at `stage` before it is moved to `place`, because at `place` it hides
-    # the original folder and the shared folders inside.
+    # The new folder is filled at `stage` and then moved to `place`. A mount at `place` hides the
+    # original folder, which contains the shared folders.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():
@@ -138,13 +138,13 @@ class HostNamespaces:
 
     Args:
         host: Properties of the virtual host.
-        within: Id of a process whose PID namespace contains the host, so that the host ends with
-            this namespace; None: the namespace of this process.
+        within: Id of a process whose PID namespace contains the host; the host ends when this
+            namespace ends. None stands for the calling process.
     """
 
     def __init__(self, host: Specification, within: int | None = None) -> None:
         self.name = host["name"]
-        # id of the host's first process in the PID namespace of this process; `wait` sets it
+        # PID of the host's first process, as this process sees it; the method `wait` sets the PID
         self.pid = 0
         self._first: psutil.Process | None = None
         self._process = subprocess.Popen(
@@ -169,7 +169,8 @@ class HostNamespaces:
         """Wait until the host's first process reports that the host is ready.
 
         Raises:
-            LabkitError: The host did not start; the message ends with the last line of its errors.
+            LabkitError: The host did not start; the message contains the last line of the host's
+                errors.
         """
         assert self._process.stdout is not None  # for the type checker: stdout is a pipe
         if self._process.stdout.readline().strip() != READY:
@@ -184,7 +185,7 @@ class HostNamespaces:
         self.pid = self._first.pid
 
     def has_ended(self) -> bool:
-        """Return whether the host's first process, and thus all others of the host, have ended."""
+        """Return whether the host's first process has ended, and so all processes of the host."""
         return self._process.poll() is not None
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed in pa
 OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the MPI library
 _MARK = "labkit answers: "  # prefix of the answer, because a login shell may print other lines
-# Exit code of ssh if there is no connection, and of shells if the command is missing.
+# Two exit codes: that of ssh without a connection, and that of a shell without the command.
 _NOT_REACHED, _NO_COMMAND = 255, (126, 127)
 
 
@@ -56,7 +56,7 @@ class ProbeResult(NamedTuple):
 
 
 def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
-    """Check in parallel that hosts have this Python, the same labkit and the same MPI library.
+    """Check in parallel whether hosts have the same Python, labkit and MPI library as this machine.
 
     Args:
         names: Names of the hosts.
@@ -73,7 +73,7 @@ def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
 
 
 def local_python() -> PythonInfo:
-    """Return the versions of this Python, read by a new process, because reading loads MPI.
+    """Return the versions of this Python; a new process reads them, because reading loads MPI.
 
     Raises:
         LabkitError: mpi4py finds no MPI library, or labkit cannot be imported.

@@ -28,7 +28,7 @@ CAUSES: Mapping[str, str] = {
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
-ASK_EVERY = 10.0  # seconds between two queries, long because Slurm's controller serves many users
+ASK_EVERY = 10.0  # seconds between two queries; many users share Slurm's controller
 LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 
@@ -121,11 +121,11 @@ class SlurmNode(NamedTuple):
 
 
 class Queue:
-    """Slurm's queue and control of jobs, by Slurm's command-line programs.
+    """An interface to Slurm's queue and jobs, which calls Slurm's command-line programs.
 
     Args:
-        through: Prefix of each Slurm command, such as the command that runs it on the login node of
-            a testbed; default: none.
+        through: Words before each Slurm command, for example to run the command on a testbed's
+            login node; default: none.
 
     Raises:
         LabkitError: Slurm is missing, fails or does not answer; every method may raise this error.
@@ -135,7 +135,7 @@ class Queue:
         self._through = [*through]
 
     def jobs(self, **which: str) -> list[SlurmJob]:
-        """Return the selected jobs of which Slurm has a record, including jobs that have ended.
+        """Return the selected jobs that Slurm has a record of, including ended jobs.
 
         Each task of a job array is a separate job in the list.
 
@@ -196,7 +196,7 @@ class Queue:
         ]
 
     def _accounted(self, numbers: str) -> Iterator[SlurmJob]:
-        """Yield the jobs `numbers` from Slurm's accounting database; nothing without a database."""
+        """Yield the jobs with the given ids from Slurm's accounting database, if there is one."""
         columns = "--format=JobID,State,Reason,Start,Partition"
         options = ("--allocations", "--noheader", "--parsable2", columns, f"--jobs={numbers}")
         try:

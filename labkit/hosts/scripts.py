@@ -12,10 +12,11 @@ from labkit.hosts.testbed_state import find_command
 
 # Letters of ssh options that have a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
-# Environment variable with the substitute for ssh that mpiexec uses.
+# Environment variable that names the command which mpiexec calls instead of ssh.
 AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"
-# The environment variable LABKIT_TESTBED contains the folder of a testbed, on whose login node
-# labkit runs commands such as `srun`. On the login node itself, LABKIT_TESTBED is empty.
+# The environment variable LABKIT_TESTBED contains the folder of a testbed. labkit runs commands
+# such as `srun` on the login node of this testbed. On the login node itself, LABKIT_TESTBED is
+# empty.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -56,7 +57,7 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
     """Return the script that runs a command on the login node, which is this machine.
 
     Args:
-        binds: Pairs of a source path and the path at which it is mounted.
+        binds: Pairs (source path, path at which the source is mounted).
         agent: Path of the agent script, which replaces ssh unless the caller has set another agent.
         configuration: Path of slurm.conf; None if the testbed has no Slurm.
     """

@@ -5,8 +5,8 @@
 The host `control` is a virtual host for Slurm's controller and the network switch. All other hosts
 are inside the PID namespace of the host `control`. All processes of the testbed end with the first
 process of `control`, because the kernel then kills all processes of its PID namespace. The host
-`control` ends with the supervisor, and the supervisor with its parent process, even after a crash.
-The supervisor removes the testbed's folder; if the supervisor was killed, the host `control`
+`control` ends when the supervisor ends. The supervisor ends when its parent process ends, even by a
+crash. The supervisor removes the testbed's folder; if the supervisor was killed, the host `control`
 removes it.
 """
 
@@ -93,7 +93,7 @@ def configuration(plan: TestbedPlan, addresses: Mapping[str, str]) -> str:
 
 
 def pmix(folder: Path) -> list[tuple[str, str]]:
-    """Return the mounts by which Slurm finds Debian's PMIx library.
+    """Return the bind mounts through which Slurm finds Debian's PMIx library.
 
     Slurm's plugin opens the file `libpmix.so`, which only the library's development package
     contains. The package libpmix2 contains only `libpmix.so.2`, so `srun --mpi=pmix` would fail
@@ -257,7 +257,7 @@ class Supervisor:
         while not self.control.has_ended():
             time.sleep(POLL_INTERVAL)
             for daemon in self.slurm.daemons if self.slurm else ():
-                daemon.poll()  # reaps an ended Slurm daemon; the daemon's host continues without it
+                daemon.poll()  # reaps a Slurm daemon that has ended; its host continues
 
     def stop(self) -> None:
         """End every process of the testbed, and remove its links and files."""
@@ -347,8 +347,7 @@ def main(folder: Path, plan: TestbedPlan, parent: int | None) -> None:
     Args:
         folder: Folder of the testbed.
         plan: Parameters of the testbed.
-        parent: A pidfd of the parent process; None: the testbed continues after the end of its
-            parent.
+        parent: A pidfd of the parent process. If None, the testbed continues after its parent ends.
     """
     for number in ENDS:
         signal.signal(number, terminate)

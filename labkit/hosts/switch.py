@@ -29,7 +29,7 @@ def port(host: str) -> str:
 
 
 def claim_network(control: int) -> int:
-    """Link this machine to the host `control`, and return the number of an unused network.
+    """Link this machine to the host `control`, and return the number of the network it claims.
 
     The name of the network device reserves the number, because two devices cannot have the same
     name.
@@ -51,7 +51,7 @@ def claim_network(control: int) -> int:
 
 
 def release_network(number: int) -> None:
-    """Remove the link of `claim_network` at once; the kernel alone would remove the link later."""
+    """Remove the link of `claim_network` now, because the kernel would remove it only later."""
     _run_batch([f"link delete {device_of(number)}"])
 
 
@@ -128,7 +128,7 @@ def _configure(pid: int | None, lines: Sequence[str], command: str = "ip") -> No
 def _run_batch(
     lines: Sequence[str], pid: int | None = None, command: str = "ip"
 ) -> subprocess.CompletedProcess[str]:
-    """Run lines of `ip` or `tc` in the network namespace of process `pid`, or of this process."""
+    """Run commands of `ip` or `tc` in the network namespace of process `pid` or of this process."""
     inside = enter_command(pid, ["--net"]) if pid else []
     words = [*inside, find_command(command) or command, "-batch", "-"]
     return subprocess.run(words, input="\n".join(lines) + "\n", capture_output=True, text=True)

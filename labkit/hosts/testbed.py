@@ -39,8 +39,8 @@ class Testbed:
     Attributes:
         hosts: Names of the hosts, "a", "b", …
         plan: Parameters of the testbed.
-        addresses: IPv4 address, by name, of each host, of the host "control" (runs slurmctld) and
-            of "login" (this machine).
+        addresses: IPv4 addresses, as a mapping from host name to address. The name "control" is the
+            host of slurmctld, and "login" is this machine.
         agent: Path of a command that replaces ssh.
         network: IP network of the hosts in CIDR notation, for Open MPI's variable
             `OMPI_MCA_btl_tcp_if_include`.
@@ -139,11 +139,11 @@ class Testbed:
         return switch.bytes_sent(self._pid(host))
 
     def link_down(self, host: str | None = None) -> None:
-        """Set the link of a host, or of all hosts, down: no packet passes until `link_up`."""
+        """Take down the link of one host or of all hosts; no packet passes until `link_up`."""
         self._set_links(host, up=False)
 
     def link_up(self, host: str | None = None) -> None:
-        """Set the link of a host, or of all hosts, up again."""
+        """Bring up the link of one host or of all hosts again."""
         self._set_links(host, up=True)
 
     def _set_links(self, host: str | None, up: bool) -> None:
@@ -160,8 +160,8 @@ class Testbed:
         return self._state["hosts"][host]
 
     def _check_up(self) -> None:
-        # Each use of a process id is preceded by `_check_up`, because the system may reuse the ids
-        # after the testbed's end.
+        # `_check_up` is called before each use of a process id, because the system may reuse the
+        # ids after the testbed's end.
         if testbed_state.read_state(self._folder) is None:
             raise LabkitError("the testbed has ended; start another one with lk.testbed(…)")
 
@@ -194,8 +194,7 @@ def testbed(
 
     Args:
         nodes: Number of hosts, 2 to 8, named a, b, c, …; default: 2.
-        cores: Number of CPUs that each host has in Slurm; this number may exceed the cores of the
-            machine;
+        cores: Number of CPUs that each host has in Slurm, possibly more than the machine has cores;
             default: 2.
         bandwidth: Rate of each host's link in each direction, such as "100Mb/s"; default: "1Gb/s".
         slurm: Whether the hosts run Slurm; default: True.

@@ -65,7 +65,7 @@ class TestbedPlan:
 
 
 def addresses(plan: TestbedPlan, number: int) -> dict[str, str]:
-    """Return the IPv4 address of each host, of the host `control` and of the login node, by name.
+    """Return the IPv4 addresses of all hosts, of `control` and of the login node, by name.
 
     Args:
         plan: Parameters of the testbed.
@@ -149,7 +149,7 @@ class TestbedState(TypedDict):
 
     plan: dict[str, Any]  # the fields of the testbed's TestbedPlan
     control: int  # id of a process in the namespaces of the host `control`
-    hosts: dict[str, int]  # id of a process in each host's namespaces, by host name
+    hosts: dict[str, int]  # for each host name, the id of a process in the host's namespaces
     addresses: dict[str, str]
     home: str  # default working directory of commands on the testbed
     runtime: str  # XDG_RUNTIME_DIR of each host
@@ -170,7 +170,7 @@ def read_state(folder: Path) -> TestbedState | None:
 
 
 def _read_record(folder: Path) -> store.Record:
-    """Return a testbed's record, which describes only the supervisor while the testbed starts."""
+    """Return a testbed's record; while the testbed starts, it describes only the supervisor."""
     try:
         # The schema version is not checked, because each version of labkit must be able to end
         # testbeds of other versions.
@@ -199,8 +199,8 @@ def start(
         try:
             assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
             line = supervisor.stdout.readline()
-        # After an exception, such as an interrupt, the caller does not wait for the testbed, so the
-        # supervisor is ended.
+        # After an exception, such as an interrupt, nobody waits for the testbed, so its supervisor
+        # is terminated.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()
@@ -220,7 +220,8 @@ def _start_supervisor(
 ) -> subprocess.Popen[str]:
     shape = json.dumps(asdict(plan))
     words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), shape]
-    # A pidfd identifies this process even after its end, when another process may reuse its id.
+    # A pidfd still identifies this process after its end, when another process may have the same
+    # id.
     descriptors = [os.pidfd_open(os.getpid())] if parent else []
     try:
         return subprocess.Popen(
@@ -261,7 +262,7 @@ def claim_folder(folder: Path) -> None:
 def _new_folder(name: str, tries: int = 100) -> Path:
     try:
         return Path(tempfile.mkdtemp(dir=runtime_folder(name)))
-    except FileNotFoundError:  # another testbed removed the empty parent folder at its own end
+    except FileNotFoundError:  # a testbed that ended just now removed the empty parent folder
         if not tries:
             raise
         return _new_folder(name, tries - 1)
@@ -269,7 +270,7 @@ def _new_folder(name: str, tries: int = 100) -> Path:
 
 def remove(folder: Path) -> None:
     """Remove the folder of a testbed that has ended, and empty parent folders."""
-    # At the same time as this process, the host `control` may remove the testbed's files.
+    # Errors are ignored, because the host `control` may remove the same files at the same time.
     shutil.rmtree(folder, ignore_errors=True)
     for parent in (folder.parent, folder.parent.parent):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The type that a parameter's annotation names, read from the syntax without executing code."""
+"""Types of parameters, which labkit reads from the notebook's syntax without executing code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEXTUAL: dict[str, Kind] = {
 
 
 def _temporal(kind: Kind) -> Kind:
-    """Return a date type that reads only ISO text; pydantic also reads seconds since 1970."""
+    """Return a date type that reads text only in ISO format, not as seconds since 1970."""
     return Annotated[
         kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
     ]
@@ -46,7 +46,7 @@ LONGEST = 1000
 
 
 class NoType(ValueError):
-    """The error for an annotation that names a type which no parameter may have."""
+    """The error for an annotation with a type that a parameter may not have."""
 
 
 def read(annotation: str) -> Kind:
@@ -72,8 +72,8 @@ def _kind(node: ast.expr) -> Kind:
             return read(text)
         case ast.Name(id=name) if name in NAMED:
             return NAMED[name]
-        # The name of the module is ignored, as in `typing.Optional`, `t.Optional` or
-        # `datetime.date`.
+        # The module's name has no effect: `typing.Optional` and `t.Optional` mean the same, as do
+        # `datetime.date` and `date`.
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -119,7 +119,7 @@ _TYPES = {
     *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
     *("date", "datetime", "time", "timedelta", "Decimal", "Fraction", "Path", "UUID"),
 }
-# Return types of functions and methods, by the last component of their names.
+# Types that functions and methods return, by the last component of the function's name.
 _RETURNS = {
     "sorted": "list", "len": "int", "cpu_count": "int", "uuid4": "UUID",
     **dict.fromkeys(("capitalize", "format", "getenv", "isoformat", "join", "lower"), "str"),

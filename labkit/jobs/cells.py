@@ -98,7 +98,7 @@ def _upgrade(text: str) -> str:
 
 
 def parse(content: str, notebook: Path) -> list[NotebookCell]:
-    """Return the cells of the notebook `content`; error messages name the file `notebook`.
+    """Return the cells of the notebook text `content`; error messages name its path `notebook`.
 
     Raises:
         InvalidInput: The text is not a notebook of format 4, or its language is not Python 3.

@@ -72,8 +72,8 @@ FOLDER = "/labkit/job"  # working folder of the launcher, inside its pod
 PATIENCE = 300  # maximum seconds until all workers are reachable
 LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
 
-# The script waits, because mpiexec does not: a pod has a host name only some time after its start,
-# and sshd starts even later.
+# mpiexec does not wait for hosts, so the script waits. A pod has a host name only some time after
+# its start, and sshd starts even later.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{
@@ -107,14 +107,14 @@ class MPIJob:
 
     Attributes:
         notebook, values: Notebook to run, and the values of its parameters.
-        workers: Number of pods besides the launcher's pod; None: as many as the ranks of the
-            notebook need.
+        workers: Number of worker pods, without the launcher's pod. None stands for as many pods as
+            the notebook's ranks need.
         slots: Maximum number of ranks per pod.
         image: Container image of all pods, built from the output of `labkit container`.
-        name: Name of the MPIJob; "": the name of the notebook.
-        namespace: Kubernetes namespace; "": the default namespace.
-        claim: Name of the volume claim in which the runs are stored; "": the runs are deleted with
-            the launcher's pod.
+        name: Name of the MPIJob, or "" for the name of the notebook.
+        namespace: Kubernetes namespace, or "" for the default namespace.
+        claim: Name of the volume claim in which the runs are stored. If the name is "", the runs
+            are deleted with the launcher's pod.
 
     Raises:
         InvalidInput: The mpi-operator or the notebook would reject a value.

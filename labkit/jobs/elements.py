@@ -50,7 +50,7 @@ class Elements:
 
 
 def number_of(status: store.Record) -> str:
-    """Return the array task number in a record, such as "12_3" (array and index); "" if none."""
+    """Return the array task number in a record, such as "12_3" (array and index), or "" if none."""
     number = str(status.get("element", ""))
     # The array task's number is validated, because another user may have written it, and it becomes
     # an argument of squeue.
@@ -63,7 +63,7 @@ def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
 
 
 def cause(job: SlurmJob | None) -> str:
-    """Return why a Slurm array task ended; used if the record of the task states no cause."""
+    """Return why a Slurm array task ended, for a task whose record states no cause."""
     if job is None:
         return "Slurm no longer has a record of the run's job array element"
     reason = f", {job.reason}" if job.reason else ""
@@ -74,7 +74,7 @@ def cause(job: SlurmJob | None) -> str:
 
 
 def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
-    """Return the job folders whose records name an unfinished Slurm array task, by task number."""
+    """Return a mapping from array task number to job folder, for records of unfinished tasks."""
     elements = {}
     for folder in folders:
         try:
@@ -108,13 +108,13 @@ def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> N
 
 
 def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
-    """Record a Slurm array task's end; keep an end that is already recorded if Slurm has no cause.
+    """Record how a Slurm array task ended; a recorded end stays if Slurm knows no cause.
 
     Args:
         folder: Job folder of the array task.
-        job: Job that Slurm reports for the array task; None: Slurm has no record of the job any
-            more.
-        reason: Reason for the cancellation of the array task; "": this process does not know the
+        job: Job that Slurm reports for the array task, or None if Slurm no longer has a record of
+            the job.
+        reason: Reason why the array task was cancelled, or "" if this process does not know the
             reason.
     """
     status = store.read_status(folder)
@@ -137,7 +137,7 @@ def is_ours(job: Path, number: str) -> bool:
 
 
 def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
-    """Return the job folders whose Slurm array tasks have not ended, by task number.
+    """Return a mapping from array task number to job folder, for tasks that have not ended.
 
     Args:
         jobs: Folders of the jobs.

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# Maximum seconds until all output of a finished cell has arrived; with papermill's default of 4 s,
-# papermill would abort notebooks whose output is still in transit. If output is still missing after
-# `OUTPUT_LIMIT` seconds, the notebook continues with a warning.
+# Maximum seconds until all output of a finished cell has arrived. papermill's default of 4 s would
+# abort notebooks whose output is still in transit. If output is still missing after `OUTPUT_LIMIT`
+# seconds, the notebook continues with a warning.
 OUTPUT_LIMIT = 120
 MAY_RAISE = "raises-exception"  # tag of nbclient for cells whose errors do not end the notebook
 _KERNEL: dict[str, str] = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -146,8 +146,8 @@ class ExecutionRecord:
             papermills[key] = Path(papermills[key]).name
         for cell in notebook["cells"]:
             for output in cell.get("outputs", []):
-                # Streams and errors have their text in the output itself; results and displays have
-                # their text in the field "data".
+                # A stream or an error has its text in the output itself. A result or a display has
+                # its text in the field "data".
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])
@@ -182,7 +182,7 @@ class Tee:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return False for papermill's warning about slow saving, which the log omits."""
+    """Return whether the log keeps a record; it drops papermill's warning about slow saving."""
     return not record.getMessage().startswith("Autosave too slow")
 
 

@@ -19,7 +19,7 @@ EARLY = 3  # maximum number of code cells to read, including the cell with the p
 
 
 def first_cluster(notebook: Path, values: Values) -> Start | None:
-    """Return how the ranks of a notebook's first cluster start; None if the cells do not tell.
+    """Return how the ranks of a notebook's first cluster start; None if the source does not tell.
 
     A prediction requires that one of the first cells calls `Cluster` in a separate statement, with
     no other arguments than `workers` and `threads`. Each argument of `Cluster` must be a number or
@@ -50,7 +50,7 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
 
 
 def _assigned_names(cell: ast.Module) -> list[str]:
-    """Return the names that a cell assigns, because an assignment may change a parameter."""
+    """Return the names to which a cell assigns values; an assignment may change a parameter."""
     names = (node for node in ast.walk(cell) if isinstance(node, ast.Name))
     return [node.id for node in names if isinstance(node.ctx, ast.Store)]
 

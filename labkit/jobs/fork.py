@@ -22,13 +22,13 @@ class Fork:
     parent ends for any reason, the pipe is closed, so that the child detects the end.
 
     Args:
-        act: Function that the child calls. The argument of `act` is the reading end of the pipe;
-            its return value is the exit code of the child.
+        act: Function that the child calls. `act` takes the reading end of the pipe (a file
+            descriptor), and returns the child's exit code.
     """
 
     stdout = stderr = None
-    # Writing ends of the pipes to all children; each new child closes its own copies of the writing
-    # ends. If a copy stayed open, an earlier child would not detect that the parent closes its
+    # Writing ends of the pipes to all children. Each new child closes the writing ends that it
+    # inherits. If a copy stayed open, an earlier child would not detect that the parent closes its
     # pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
@@ -37,7 +37,7 @@ class Fork:
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
-        # `_pipes` has weak references, so that deleting a `Fork` closes the pipe of the `Fork`.
+        # `_pipes` holds only weak references, so that a deleted `Fork` closes its pipe.
         self._pipes.add(self.stdin)
         self.returncode: int | None = None
         self.pid = os.fork()

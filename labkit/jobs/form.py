@@ -107,8 +107,8 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
-    # A text is validated only when it is complete, because a partial list would show an error after
-    # each key.
+    # A text field is validated only after its input is complete, because an incomplete list would
+    # show an error after each keystroke.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)
@@ -154,8 +154,8 @@ def parameter_form(notebook: Path | str, root: Path | str | None = None) -> Form
     Args:
         notebook: Path of an .ipynb file, relative to the current folder, or to the folder in which
             `labkit lab` was started.
-        root: Folder of all runs; default: the folder that `labkit lab` uses, or `runs` without
-            `labkit lab`.
+        root: Folder of all runs. By default, the folder is the one of `labkit lab`, or `runs`
+            without `labkit lab`.
 
     Raises:
         InvalidInput: The notebook is missing, or its parameters cell is not Python.
@@ -236,7 +236,7 @@ class Form:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _field_of_error(self, message: str) -> str:
-        """Return the field that an error names; else the last changed field, or the last field."""
+        """Return the field that an error names, else the last changed field, else the last one."""
         # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))
@@ -265,7 +265,8 @@ class Form:
             self._job = start(self.notebook, values, self.root, show=False)
             self.stop.disabled = False
             self._follow(self._job)
-        # Any error, even a full disk, interrupts the job, so that it does not run unobserved.
+        # Any error, for example a full disk, interrupts the job, because the form can no longer
+        # show the job's progress.
         except Exception as error:
             self._report_failure(error)
         finally:
@@ -329,8 +330,8 @@ class Form:
         from IPython.display import HTML
 
         if path.exists():
-            # The link is relative to the present folder, so that a saved notebook contains no
-            # folder names of this machine.
+            # The link is relative to the current folder, so that a saved notebook contains no
+            # absolute path of this machine.
             place = quote(os.path.relpath(path))
             self._links.append_display_data(HTML(f'<a href="{place}">{escape(words)}</a>'))
 

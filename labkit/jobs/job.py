@@ -1,4 +1,4 @@
-"""The process of one notebook, which forks the kernel, executes the cells and records the result.
+"""The process that runs a notebook: it forks the kernel, executes cells and records the result.
 
 `labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep has already
 imported the libraries, so it forks the process of each notebook.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GRACE = 40.0
 
 # Exit codes of a job that has not completed. After any exit code other than 0 and CELL_FAILED,
-# ranks of the notebook may still compute.
+# ranks of the notebook's cluster may still run.
 CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
 # File with the text that a forked job prints outside of its notebook's outputs.
 LOG = Path("logs/process.log")
@@ -60,7 +60,7 @@ class Kernel:
         self._process: ForkedKernel | None = None
 
     def fork(self) -> None:
-        """Fork the process of the kernel while this process has no threads or sockets."""
+        """Fork the kernel's process before this process opens sockets or starts threads."""
         from labkit.jobs.kernel import Client, ForkedKernel, Provisioner
 
         self._process = embryo = ForkedKernel()
@@ -158,7 +158,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, show: bool = Tru
     Args:
         notebook: Notebook file (.ipynb).
         job: Folder of the job.
-        limit: Seconds after which the notebook is interrupted; None: no limit.
+        limit: Time limit in seconds, after which the notebook is interrupted; None for no limit.
         show: Whether the terminal also shows the notebook's output.
     """
     kernel = Kernel(job)
@@ -171,7 +171,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, show: bool = Tru
 
 
 def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, shown: bool) -> int:
-    """Execute the notebook and record how it ended; the arguments are the same as for `main`."""
+    """Execute the notebook, and record how its job ended; the arguments are those of `main`."""
     try:
         store.mark_running(job)
         prepare()
@@ -195,8 +195,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            # If the kernel's atexit functions can run, they record that the search pruned the
-            # kernel's runs (ended them early).
+            # The kernel's atexit functions, if they can still run, record that the hyperparameter
+            # search pruned the runs (ended them early).
             kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
@@ -240,8 +240,8 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
     Args:
         notebook: Notebook to execute.
         job: Folder of the job.
-        environment: Environment variables that the job has in addition to those of this process.
-        limit: Seconds after which the notebook is interrupted; None: no limit.
+        environment: Environment variables of the job that are added to those of this process.
+        limit: Time limit in seconds, after which the notebook is interrupted; None for no limit.
     """
 
     def act(control: int) -> int:
@@ -260,7 +260,7 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
 
 
 def cause(error: BaseException) -> str:
-    """Return the cell's number in output.ipynb, the exception and its message, in one line.
+    """Return a line with the number of the failed cell, the exception's type and its message.
 
     >>> cause(ValueError("no rows"))
     'ValueError: no rows'
@@ -290,10 +290,10 @@ def prepare() -> None:
 def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
-    SIGINT is sent to the main thread only, because Linux may deliver it to another thread if a
-    signal is pending for the main thread. For example, a SIGTERM is pending after Slurm has sent
-    SIGTERM to all processes of a job. If another thread received SIGINT, the signal would not
-    interrupt a `time.sleep` in the cell.
+    SIGINT is sent to the main thread, not to the process, because Linux may deliver a signal for
+    the process to another thread. Linux may do so while a signal is pending for the main thread.
+    For example, a SIGTERM is pending after Slurm has sent SIGTERM to all processes of a job. If
+    another thread received SIGINT, the signal would not interrupt a `time.sleep` in the cell.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)
@@ -302,10 +302,10 @@ def _interrupt(pid: int) -> None:
 
 
 def _watch(kernel: Kernel, limit: float | None) -> None:
-    """Interrupt the notebook at its time limit, or when the starting process closes the pipe.
+    """Interrupt the notebook at its time limit, or when the job's parent process closes the pipe.
 
-    The starting process writes a cause into the pipe and closes it; if the starting process dies,
-    the pipe is also closed. The command `labkit stop` sends SIGTERM instead of closing the pipe.
+    The parent process writes a cause into the pipe, then closes the pipe. The pipe also closes if
+    the parent process dies. The command `labkit stop` sends SIGTERM instead of closing the pipe.
     """
 
     def wait_for_the_end_of_input() -> None:
@@ -324,7 +324,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
 
 def _record_glued(job: Path) -> None:
-    """Record scrapbook's and papermill's values in output.ipynb as a run, if there are any."""
+    """Write a run with all values that scrapbook or papermill stored in output.ipynb, if any."""
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):

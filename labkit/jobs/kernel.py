@@ -53,7 +53,7 @@ START_TIMEOUT = 60.0  # seconds within which a kernel must start; the value is p
 
 
 class Shell(ZMQInteractiveShell):
-    """An IPython shell that raises KeyboardInterrupt only in a cell, or before the next cell.
+    """An IPython shell that defers an interrupt between two cells to the start of the next cell.
 
     ipykernel itself ignores an interrupt between two cells. If an interrupt arrives while ipykernel
     prepares a cell or the reply to a cell, ipykernel never replies.
@@ -67,7 +67,7 @@ class Shell(ZMQInteractiveShell):
 
     @classmethod
     def interrupt(cls, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT: raise an exception in the running statement or before the next one."""
+        """Handle SIGINT: raise KeyboardInterrupt in the current statement, or else in the next."""
         if cls.executing:
             raise KeyboardInterrupt
         cls.interrupt_pending = True
@@ -89,7 +89,7 @@ class Shell(ZMQInteractiveShell):
             Shell.executing = outer
 
     def ask_exit(self) -> None:
-        """End the notebook if a cell calls `quit()` or `exit(3)`, as `sys.exit` does.
+        """End the notebook, as `sys.exit` does, if a cell calls `quit()` or `exit(3)`.
 
         By default, IPython would continue the cell and would end the kernel some time later.
         """
@@ -111,7 +111,7 @@ class InterruptibleKernel(IPythonKernel):
 
     @contextmanager
     def _cancel_on_sigint(self, future: Future[Any]) -> Iterator[None]:
-        """Let SIGINT cancel an asynchronous cell; if the cell still succeeds, stop the next one."""
+        """Let SIGINT cancel an async cell; if the cell still succeeds, interrupt the next one."""
         struck = False
 
         def strike(number: int, frame: FrameType | None) -> None:
@@ -171,8 +171,8 @@ class ForkedKernel(Fork):
     def __init__(self) -> None:
         self._ready_pipe, report_pipe = os.pipe()
         super().__init__(partial(_become_kernel, report_pipe, os.getpid()))
-        # If this process's copy of the pipe's writing end stayed open, the pipe would not close
-        # when the kernel ends.
+        # The parent closes its copy of the pipe's writing end, because the pipe would otherwise
+        # stay open after the kernel ends.
         os.close(report_pipe)
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -203,7 +203,7 @@ class ForkedKernel(Fork):
 
 
 class Provisioner(LocalProvisioner):
-    """A jupyter_client provisioner that starts and signals a ForkedKernel."""
+    """A jupyter_client provisioner that starts a ForkedKernel and sends signals to it."""
 
     embryo: ForkedKernel
 
@@ -222,10 +222,10 @@ class Provisioner(LocalProvisioner):
 
 
 class Client(AsyncKernelClient):
-    """A kernel client that is ready at the kernel's first message, and drops no output.
+    """A kernel client that waits only for the kernel's welcome message, and loses no output.
 
-    The client of jupyter_client polls until a message arrives, and then waits until no message
-    arrives for 0.2 s. The wait of 0.2 s is necessary for kernels of older versions, which send no
+    The client of jupyter_client polls until a message arrives, then waits for a pause of 0.2 s
+    without messages. The wait of 0.2 s is necessary for kernels of older versions, which send no
     welcome message.
     """
 
@@ -257,7 +257,7 @@ class Client(AsyncKernelClient):
 
 
 def _end_statement(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM: let a running statement clean up, or end the process if none runs."""
+    """Handle SIGTERM: interrupt a running statement so that it cleans up; end an idle process."""
     # While an asynchronous cell waits, ipykernel replaces the SIGINT handler; an exception would
     # then end the kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:

@@ -25,7 +25,7 @@ Row = tuple[str, ...]
 
 
 class ListingCache:
-    """The table rows of all ended runs in a folder, with sizes and times of each run's files.
+    """A cache of table rows, one per ended run, with the sizes and times of the run's files.
 
     The cache is in the user's cache folder, not in the folder of runs, because another user's
     folder of runs could contain a forged cache. A cache file is rebuilt if it is missing, damaged
@@ -54,7 +54,7 @@ class ListingCache:
         return new_row
 
     def save(self) -> None:
-        """Write the present rows to the cache file if they differ from the cached rows."""
+        """Write the current rows to the cache file if they differ from the cached rows."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
             # The listing also works if the cache cannot be written.
@@ -92,7 +92,7 @@ CAUSE_WIDTH = 80
 
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
-    """Return a table row for each sweep, job and run below `root`, and a line per bad record."""
+    """Return one table row per sweep, job and run below `root`, and one message per bad record."""
     skipped: list[str] = []
     rows: dict[str, Row] = {}
     all_folders = list(folders(root))
@@ -141,7 +141,7 @@ def _name(path: str, root: Path) -> str:
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return the rows of a sweep (with job counts by state) and of its unstarted jobs, by path."""
+    """Return a dict from path to row: the sweep, with job counts by state, and unstarted jobs."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())
@@ -205,14 +205,14 @@ def displayed_path(path: Path) -> str:
 
 
 def elapsed(status: store.Record) -> float | None:
-    """Return the seconds from start to end, or until now if running; None if a time is unknown."""
+    """Return the duration in seconds, for a running process until now; None if it is unknown."""
     if not status.get("started"):
         return None
     if status.get("ended"):
         end = datetime.fromisoformat(status["ended"])
     elif status["state"] == "running":
-        # Without a recorded end, only a running process has a duration, because a dead process
-        # ended at an unknown time.
+        # If no end time is recorded, only a running process has a duration, because the end time of
+        # a dead process is unknown.
         end = datetime.now(UTC)
     else:
         return None

@@ -1,4 +1,4 @@
-"""Runs of notebooks that have their own training loop and record values by `lk.log`."""
+"""Runs of notebooks with their own training loop, which record measured values with `lk.log`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ WRITE_EVERY = 0.5  # seconds between two writes of growing curves to disk
 
 # Fields of metrics.json that only labkit itself may write.
 RESERVED = FIELDS["metrics.json"].keys() - {"test_accuracy", "test_loss"} | {"logged", "spread"}
-# Metrics that comparisons use; each has a list of logged names that may supply its value, preferred
-# ones first.
+# For each metric that comparisons of runs use, the logged names that may supply its value, in order
+# of preference.
 JUDGED = {
     "val_accuracy": ("val_accuracy", "test_accuracy", "accuracy"),
     "val_loss": ("val_loss", "test_loss"),
@@ -60,20 +60,21 @@ def log(
     "running" until the notebook or script ends. After the end of the notebook or script, the run's
     state is "completed", or "failed" after an error.
 
-    A new run begins if `parameters` differ from those of the present run. In an interactive
-    session, a new run also begins after a cell that sets a declared parameter, such as the
-    parameters cell.
+    A new run begins if `parameters` differ from those of the current run. In an interactive
+    session, a new run also begins after a cell, such as the parameters cell, sets a declared
+    parameter.
 
-    Comparisons use the values `accuracy` (or val_accuracy, test_accuracy) and val_loss (or
-    test_loss) as metrics on held-out data. The curve `loss` is the training loss. All other names
+    Comparisons of runs read held-out accuracy from val_accuracy, test_accuracy or accuracy, and
+    held-out loss from val_loss or test_loss. The curve `loss` is the training loss. All other names
     have no special meaning.
 
     Args:
         label: Label of the run, which is necessary only if a notebook logs several runs at the same
             time.
-        step: Number of the training step, from 1, to which the points of curves belong.
+        step: Training step, counted from 1, at which the values were measured; the values become
+            points of curves.
         parameters: Parameters of the run, in addition to those of the notebook's parameters cell.
-            If `parameters` is None, the call adds values to the present run.
+            If `parameters` is None, the call adds values to the current run.
         values: Measured values, by name.
 
     Raises:
@@ -97,7 +98,7 @@ class RunLog:
 
     Args:
         directory: Folder of the run.
-        experiment: Record of the parameters of the run.
+        experiment: Parameters of the run, as stored in experiment.json.
         given: Parameters that the caller passed to `lk.log`.
         declared: Names of parameters that the notebook's parameters cell sets.
     """
@@ -131,7 +132,7 @@ class RunLog:
         return cls(store.run_directory(f"{name}-{digest}"), record, parameters, values)
 
     def note(self, cell: str) -> None:
-        """Check the next cell: after a cell that sets parameters, a new run begins."""
+        """Mark the run as ended if the next cell sets parameters, so that a new run begins."""
         self.is_over |= not self._declared.isdisjoint(_assigned_names(cell))
 
     def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -168,7 +169,7 @@ class RunLog:
         self._written = time.monotonic()
 
     def end(self) -> None:
-        """Write all values, and store as the run's state how the notebook or script ended."""
+        """Write all values, and the run's final state: completed, pruned, interrupted or failed."""
         self.write()
         error = _ended_by()
         if error is None:
@@ -212,7 +213,7 @@ class RunLog:
         ]
 
     def _history(self) -> list[dict[str, JSON]]:
-        """Return one history row per step of the curve `loss`; the unknown byte counts are 0."""
+        """Return one history row per step of the curve `loss`, with unknown byte counts as 0."""
         points = self._curves.get("loss", {})
         empty = dict.fromkeys(store.HISTORY_COLUMNS)
         zero = dict.fromkeys(("epoch", "rank", "payload_bytes", "wire_bytes", "messages"), 0)
@@ -235,9 +236,9 @@ def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON
         record["name"] = label
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
-        # A record contains a strategy as a mapping with the strategy's name. If a parameter has the
-        # name of an Experiment field but no valid value for the field, its name is changed in the
-        # record.
+        # experiment.json stores a strategy as a mapping that contains the strategy's name. A
+        # parameter is renamed in the record if it has the name of an Experiment field but a value
+        # that the field does not accept.
         if name == "strategy" and isinstance(plain, str):
             plain = dict[str, JSON](name=plain)
         odd = name in record or field_problem("experiment.json", {name: plain})

@@ -41,11 +41,11 @@ def execute(
 ) -> JobResult:
     """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
-    The terminal shows the output of the notebook at once. The runs of the notebook are stored in
-    the job's folder; the environment variable LABKIT_JOB contains the path of the folder. The
-    notebook runs in the current folder of the caller, as with papermill. The job does not change
-    the notebook file itself. The first Ctrl-C interrupts the running cell, which can then clean up;
-    a second Ctrl-C kills the job.
+    The terminal shows the output of the notebook as soon as the notebook prints it. The runs of the
+    notebook are stored in the job's folder; the environment variable LABKIT_JOB contains the path
+    of the folder. The notebook runs in the current folder of the caller, as with papermill. The job
+    does not change the notebook file itself. The first Ctrl-C interrupts the running cell, which
+    can then clean up; a second Ctrl-C kills the job.
 
     Args:
         notebook: Path of an .ipynb file.
@@ -168,8 +168,8 @@ def start(
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: imports.notebook_folders(notebook),
     }
-    # With -P, Python ignores modules in the caller's folder. In its own session, the job does not
-    # receive Ctrl-C; this process receives Ctrl-C and closes the pipe to the job. The pipe is also
+    # With -P, Python ignores modules in the caller's folder. The job runs in its own session, so
+    # Ctrl-C reaches only this process, which then closes the pipe to the job. The pipe is also
     # closed when this process is killed, so that the job ends, too.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],

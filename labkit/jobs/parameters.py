@@ -47,8 +47,8 @@ Values: TypeAlias = "Mapping[str, JSON]"
 class NotebookParameter:
     """One assignment of a parameters cell: `workers: int = 2  # ranks`.
 
-    `own` states whether the notebook logs its own runs by `lk.log`. In notebooks that log their own
-    runs, parameters such as `model` may have values that are not valid for an Experiment.
+    `own` is True if the notebook itself logs its runs with `lk.log`. In notebooks that log their
+    own runs, parameters such as `model` may have values that are not valid for an Experiment.
     """
 
     name: str
@@ -71,7 +71,7 @@ class NotebookParameter:
             ) from error
 
     def convert(self, value: JSON) -> JSON:
-        """Return a value, or a text such as "true" for bool, converted to the declared type.
+        """Convert a value to the declared type, for example the text "true" to the bool True.
 
         Raises:
             InvalidInput: The value does not have the declared type.
@@ -101,8 +101,8 @@ class NotebookParameter:
                 # are not valid as int.
                 checked = _validate(kind, reading, strict)
                 converted: JSON = json.loads(kind.dump_json(checked))
-                # The recorded value must have the same meaning as the given value; for example,
-                # `float | str` would read "Infinity" as a text.
+                # A value is accepted only if its JSON form keeps its meaning. For example, the type
+                # `float | str` would read the JSON form "Infinity" of an infinite number as a text.
                 same = self.source(converted) == python_source(checked)
                 if same and (strict or isinstance(value, str) or _equal(converted, value)):
                     return converted
@@ -116,7 +116,7 @@ class NotebookParameter:
         )
 
     def source(self, value: JSON) -> str:
-        """Return the Python source of a value; for type tuple, a JSON list becomes `(28, 28)`."""
+        """Return the Python source of a value; a JSON list becomes a tuple if the type is tuple."""
         return python_source(_validate(self.type, value, strict=False))
 
 
@@ -230,12 +230,12 @@ def validate_values(
 ) -> dict[str, JSON]:
     """Return the given parameters, converted to the types that the notebook declares.
 
-    A parameter with the name of an Experiment field must be valid for that field. If the value of a
-    parameter with the name of an Experiment field is a list, each item must be valid for the field.
-    A Literal parameter is not checked if its default is not valid for the Experiment field of the
-    same name. Only `Experiment` itself contains the rules for its fields. `declarations` contains
-    the declared parameters. If `declarations` is None, the declared parameters are read from the
-    notebook.
+    A parameter with the name of an Experiment field must be valid for that field. For a list of
+    values, as in a sweep, each item must be valid for the Experiment field of the same name. A
+    parameter with a Literal type is not checked if its default is not valid for the Experiment
+    field of the same name. Only `Experiment` itself contains the rules for its fields.
+    `declarations` contains the declared parameters. If `declarations` is None, the declared
+    parameters are read from the notebook.
 
     Raises:
         InvalidInput: A parameter name is unknown, a type is wrong, or a value is not allowed.
@@ -349,7 +349,7 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
 
 
 def _is_list_field(field: str) -> bool:
-    """Return whether an Experiment field accepts a list as one value; `workers`, e.g., does not."""
+    """Return whether an Experiment field takes a list as one value; `workers` takes a number."""
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
@@ -392,12 +392,12 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
 
 
 def value_of(text: JSON) -> JSON:
-    """Return the value of a text from the command line for a parameter without declared type."""
+    """Convert a text from the command line to a value, for a parameter without declared type."""
     return _readings(text)[0][0] if isinstance(text, str) else text
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return pairs: a possible value of a text (best first), and whether it needs an exact type."""
+    """Return possible values of a text, best first; a flag asks for an exact match of the type."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

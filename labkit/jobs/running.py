@@ -19,7 +19,7 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import folders, store
 
-# The function that `following` yields; the caller passes the folder of the runs to it as soon as
+# The function that `following` yields; the caller calls it with the folder of the runs as soon as
 # the folder is known.
 Follow = Callable[[Path], None]
 
@@ -32,8 +32,9 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
 
     Args:
         root: Folder of all runs; TensorBoard names runs by their paths below this folder.
-        mlflow: Address of an MLflow tracking server, or a SQLite file; None: no export to MLflow.
-        tensorboard: Folder for TensorBoard's files; None: no export to TensorBoard.
+        mlflow: Address of an MLflow tracking server, or a SQLite file; None disables the export to
+            MLflow.
+        tensorboard: Folder for TensorBoard's files; None disables the export to TensorBoard.
 
     Yields:
         Function that receives the folder of the runs to export.
@@ -45,8 +46,8 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
     if mlflow is None and tensorboard is None:
         yield lambda folder: None
         return
-    # In its own session, the export process does not receive Ctrl-C, so that it also exports how
-    # the runs ended.
+    # The export process runs in its own session, so that Ctrl-C does not kill it before it exports
+    # the final states of the runs.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.records.live_export", mlflow or "", tensorboard or ""],
         stdin=subprocess.PIPE,
@@ -86,12 +87,12 @@ PATIENCE = 80.0  # maximum seconds until processes end; cells may clean up for h
 
 
 def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
-    """Stop all running sweeps and jobs at and below `root`; return folders of those still running.
+    """Stop all sweeps and jobs at and below `root`; return the folders of those that still run.
 
     The process of a sweep stops the jobs of the sweep. Runs of a notebook that is open in
     JupyterLab continue, because the process of the notebook executes these runs. Only processes in
-    this user's registry are stopped. A process continues if a record in the folder names the
-    process but the registry does not.
+    this user's registry are stopped. A process is not stopped if only a record in the folder, and
+    not the registry, names the process.
 
     Raises:
         LabkitError: The folder is missing.
@@ -104,8 +105,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         say(line)
 
     signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
-    # A sweep would count a job as failed if this process sent a signal to the job, so the jobs of
-    # sweeps are omitted.
+    # The jobs of sweeps are omitted, because a sweep would count a job as failed if this process
+    # sent a signal to the job.
     single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
     elements = queued(single_jobs, report)
     signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
@@ -133,9 +134,8 @@ def _signal_processes(
         name: Name of the file that records the state in each folder.
         say: Function that prints a message about each running job or sweep that cannot be stopped.
 
-    Returns:
-        The processes that received the signal, by folder; and the folders whose processes this user
-        has no right to end.
+    Returns: A dict from folder to the process that received the signal, and the folders whose
+        processes this user has no right to end.
     """
     signalled, refused = {}, []
     for path in sorted(paths):
@@ -170,7 +170,7 @@ def _running_record(path: Path) -> store.Record | None:
 
 
 def _wait_for_ends(signalled: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:
-    """Wait until signalled processes end; return the folders of those that do not end in time."""
+    """Wait up to `PATIENCE` seconds for signalled processes; return the folders of survivors."""
     end = time.monotonic() + PATIENCE
     while signalled:
         for path, process in list(signalled.items()):
@@ -179,8 +179,8 @@ def _wait_for_ends(signalled: dict[Path, store.Record], say: Callable[[str], Non
                 del signalled[path]
         if time.monotonic() > end:
             break
-        # The processes are polled, because they are not child processes, whose ends the system
-        # would report.
+        # The processes are polled, because the operating system reports only the end of child
+        # processes.
         time.sleep(0.1)
     for path, process in signalled.items():
         say(f"{path} does not end; its process is {process['pid']}")

@@ -27,7 +27,7 @@ the baseline. What do you expect, and why? Write your answer here before you run
 """
 _PARAMETERS = """\
 workers: int = 2  # MPI ranks
-network: str | None = None  # a name of labkit.network.PRESETS, emulated; None: the real network
+network: str | None = None  # emulated network of labkit.network.PRESETS; None for the real network
 model: str = {model}  # a name of labkit.models.MODELS
 model_options: dict = {{}}  # options of the model
 dataset: str = {dataset}  # a name of labkit.datasets.DATASETS
@@ -53,8 +53,8 @@ one = lk.Experiment(
 many = [one.replace(workers=workers, network=network, strategy=each) for each in strategy]
 """
 _RANKS = """\
-One cluster of MPI engines serves all runs. Before labkit shows a speed, the ranks train 20
-steps, and the result is compared with the one that the strategy promises: the *equivalence check*.
+One cluster of MPI engines serves all runs. Before labkit shows a speed, the *equivalence check*
+trains 20 steps on the ranks, and compares the result with the one that the strategy promises.
 """
 _RUNS = """\
 with lk.Cluster(workers=workers) as cluster:
@@ -80,12 +80,12 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
         name: Name or path of the new notebook, with or without ".ipynb".
         model: Name of a model in `labkit.models.MODELS`.
         dataset: Name of a data set in `labkit.datasets.DATASETS`.
-        strategies: Strategies as YAML: `AllReduce, {name: Pipeline, schedule: gpipe}`; default:
-            `STRATEGIES`.
+        strategies: Strategies as YAML, for example `AllReduce, {name: Pipeline, schedule: gpipe}`;
+            default: `STRATEGIES`.
 
     Raises:
-        InvalidInput: The file exists, or its folder is missing; or a model, data set or strategy is
-            unknown or incompatible with the others.
+        InvalidInput: The file exists, its folder is missing, or the model, data set or strategy is
+            unknown or does not fit the other two.
     """
     path = Path(name) if name.endswith(".ipynb") else Path(f"{name}.ipynb")
     kind = "list[str | dict]"

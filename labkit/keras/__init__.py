@@ -5,9 +5,10 @@
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
 Every rank executes the calls of `init`, `compile` and `fit`. Before the optimizer applies
-gradients, it averages the gradients over the ranks, so a custom `train_step` works unchanged. The
-losses of `compile` have the same values as for the whole batch in one process, see `whole_batch`. A
-loss that a custom `train_step` computes is assumed to be a mean over the samples of the batch.
+gradients, it averages the gradients over the ranks, so a custom `train_step` works unchanged.
+Losses that are passed to `compile` have the values that one process would compute for the whole
+batch (module `whole_batch`). A loss that a custom `train_step` computes is assumed to be a mean
+over the samples of the batch.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def init(timeout: float | str = 600.0) -> Communicator:
 
 
 def use_one_device(communicator: Communicator) -> None:
-    """Make only one GPU visible to TensorFlow on this rank, and let its memory use grow."""
+    """Make only one GPU visible to TensorFlow on this rank, and allocate its memory on demand."""
     devices = tf.config.list_physical_devices("GPU")
     if not devices:
         return

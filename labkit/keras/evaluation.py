@@ -116,9 +116,8 @@ def evaluate(
     Metrics other than those of Keras receive the batches of all ranks. With `sharded`, the parts of
     all ranks are joined to one batch. Without `sharded`, metrics receive the batches one after the
     other, first those of rank 0. Losses are averaged over batches, weighted by the number of
-    samples in each batch. If a loss is not a mean over samples (for example with sums, masks or
-    weights), its value depends on which samples form a batch. With `sharded`, one batch consists of
-    the parts of all ranks.
+    samples in each batch. A loss that is not a mean over samples, for example a masked or weighted
+    loss, depends on how samples are grouped into batches.
 
     Args:
         model: Compiled model, with the same weights on every rank.
@@ -129,8 +128,8 @@ def evaluate(
             batches.
         options: Further arguments of `model.evaluate`.
 
-    Returns:
-        The value of each metric over all data, by name; the values are the same on every rank.
+    Returns: A dict from metric name to the metric's value over the data of all ranks, with the same
+        values on every rank.
     """
     begin_evaluation(model, communicator)
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
@@ -178,11 +177,11 @@ def global_metrics(
     """Return the metrics over the data of all ranks (collective).
 
     Args:
-        model: Compiled model; before the function returns, it restores the metric states of this
-            rank.
+        model: Compiled model; the function changes its metric states, and restores them before it
+            returns.
         communicator: Communicator of the ranks whose metric states are summed.
         result: Function that returns the metrics from the model's metric states.
-        counts: Recorded arguments of metrics whose states cannot be summed; None if these metrics
+        counts: Recorded inputs of metrics whose states cannot be summed; None if such metrics have
             already received the batches of all ranks.
     """
     metrics = metrics_of(model)
@@ -221,9 +220,9 @@ def ignore_empty_batch(
 ) -> Logs:
     """Run a step so that an empty batch changes neither metrics nor statistics.
 
-    A sample of zeros replaces an empty batch, because layers may fail for empty batches. The
-    gradient of the replacing sample has weight 0. States that change equally on all ranks, such as
-    synchronized statistics, change even for an empty batch.
+    A sample of zeros replaces an empty batch, because layers may fail for empty batches. The sample
+    of zeros contributes to the gradient with weight 0. States that stay equal on all ranks, such as
+    synchronized batch statistics, change even if this rank's batch is empty.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)

@@ -33,8 +33,8 @@ class LARS(keras.optimizers.Optimizer):
         learning_rate: Global learning rate η, a number or a Keras schedule.
         momentum: Momentum m, from 0 to below 1.
         trust_coefficient: Factor τ in the trust ratio λ; above 0.
-        exclude_1d: Whether biases and normalization parameters have plain momentum steps (λ = 1, β
-            = 0).
+        exclude_1d: Whether biases and normalization parameters are updated by plain momentum SGD (λ
+            = 1, β = 0).
         weight_decay: Weight decay β, which is part of the trust ratio; None means 0.
             The method `exclude_from_weight_decay` excludes further variables.
         trust_ratio: "paper" adds the norms of gradient and decay; "optax" uses the norm of their
@@ -45,8 +45,8 @@ class LARS(keras.optimizers.Optimizer):
         InvalidInput: The momentum, the trust coefficient or the trust ratio has an invalid value.
 
     Reference: Y. You, I. Gitman, B. Ginsburg: Large batch training of convolutional networks, 2017,
-    arXiv 1708.03888. In contrast to the paper, one-dimensional variables have plain momentum steps
-    by default.
+    arXiv 1708.03888. In contrast to the paper, one-dimensional variables are updated by plain
+    momentum SGD by default.
     """
 
     def __init__(

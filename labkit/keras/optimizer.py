@@ -94,10 +94,10 @@ class Recipe(NamedTuple):
 
     Attributes:
         kind: Class of the optimizer.
-        own: Classes of the optimizer and of its schedule, by name; they need not be registered with
-            Keras.
+        own: Dict from class name to class, for the optimizer and its learning rate schedule; the
+            classes need not be registered with Keras.
         settings: Configuration from `get_config`.
-        attributes: Values of attributes that the configuration omits, by name.
+        attributes: Dict from name to value of each attribute that the configuration omits.
     """
 
     kind: type[keras.optimizers.Optimizer]
@@ -148,7 +148,7 @@ def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise an error if weight decay excludes variables that the strategy would replace.
+    """Raise an error if an optimizer excludes given variables (`var_list`) from weight decay.
 
     Raises:
         InvalidInput: The optimizer excludes variables from weight decay.
@@ -180,7 +180,7 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
 
     Args:
         value, other: Values of the same attribute in two objects.
-        known: Pairs of identities of enclosing values whose comparison is in progress.
+        known: Pairs of ids of the enclosing values, whose comparison is still in progress.
     """
     pair = id(value), id(other)
     if pair in known:
@@ -219,9 +219,9 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
 def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
-    The gradient sum of Keras has a custom gradient, whose function TensorFlow stores until the
-    process ends. The function of the custom gradient would keep the graph, the model and the
-    optimizer's slot variables in memory.
+    Keras's sum over replicas defines a custom gradient, and TensorFlow keeps the function of the
+    custom gradient until the process ends. The function of the custom gradient would keep the
+    graph, the model and the optimizer's slot variables in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients
@@ -252,9 +252,9 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of the same class that applies the mean gradient of all ranks.
 
-    The new optimizer shares all state with the given optimizer: exclusions from weight decay,
-    moments, attributes, and the learning rate, including later changes. Use only one of the given
-    and the new optimizer for training.
+    The new optimizer shares all state with the given optimizer, for example moments, learning rate
+    and exclusions from weight decay. A later change of one optimizer also changes the other. Train
+    with either the given optimizer or the new one, but not with both.
 
     Gradients are averaged before Keras removes the loss scale. An overflow on one rank thus makes
     the mean gradient overflow on all ranks, so that all ranks skip the same step. Training in one
@@ -263,16 +263,16 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
 
     With `gradient_accumulation_steps=k`, each rank sums its own gradients, and the ranks exchange
     the sums only in every k-th step. In the steps between exchanges, ranks exchange only their
-    numbers of samples. (With scaled losses, every step exchanges gradients, because all ranks must
-    detect the same overflow.) Gradients of a large embedding are sent and applied as sparse rows.
-    If a word occurs several times in a batch, its gradient row is applied once, as in a dense
-    gradient.
+    numbers of samples. With scaled losses, the ranks exchange gradients in every step, because all
+    ranks must detect the same overflow. Gradients of a large embedding are sent and applied as
+    sparse rows. If a word occurs several times in a batch, its gradient rows are summed and applied
+    once, as with a dense gradient.
 
     During `fit` with labkit's callbacks, XLA is off, and each rank's gradients are weighted by its
     number of samples. To turn XLA off and to weight gradients in `train_on_batch`, call
     `attach(model)` after `compile`. In a custom training loop, set the optimizer's attribute `rows`
-    before `apply`, inside the traced step. Without `rows`, the gradients of all ranks have equal
-    weights.
+    to the rank's number of samples, before `apply` and inside the traced step. Without `rows`, the
+    gradients of all ranks have equal weights.
 
     Args:
         optimizer: Keras optimizer, or its name.
@@ -281,8 +281,8 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
             `seed` and `guard`; see `Exchange`.
 
     Raises:
-        InvalidInput: The schedule spans two steps, or the optimizer is incompatible with the guard
-            or the compressor.
+        InvalidInput: The exchange schedule continues into the next step, or the optimizer is
+            incompatible with the guard or the compressor.
     """
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
@@ -345,8 +345,8 @@ def _members(
                 for gradient in mean_gradients
             ]
         if not self.exchange.may_skip:
-            # If ranks may fail, either both the weights and the step counter change, or neither of
-            # them.
+            # If ranks may fail, the weights and the step counter must change together or not at
+            # all.
             dependencies = mean_gradients if self.exchange.communicator.outlives else []
             with tf.control_dependencies(
                 [gradient for gradient in dependencies if gradient is not None]

@@ -19,8 +19,8 @@ from labkit.keras.lars import LARS
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# Callback methods that all ranks call in the same order, each with a phrase that tells when it is
-# called.
+# Callback methods that all ranks call in the same order. Each has a phrase for messages, which says
+# when Keras calls the method.
 _POINTS = {
     "on_train_begin": "at the start of training",
     "on_epoch_begin": "at the start of epoch {}",
@@ -71,8 +71,8 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # A differing scalar, such as the learning rate, is named first, because it is more likely
-        # the cause.
+        # A scalar that differs, such as the learning rate, is named first, because it is the more
+        # likely cause.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -81,7 +81,7 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaConsistency:
-    """A comparison of replicas after all callbacks of a `fit`; each rank sends 8 bytes.
+    """A comparison of replicas each time the callbacks of a `fit` have run; a rank sends 8 bytes.
 
     A callback on one rank may change the weights, the optimizer, the first epoch or the end of
     training. All ranks then adopt the changes of the callback, because a callback in one process
@@ -100,8 +100,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The callback method of the class is wrapped, not that of the object, because a History
-            # object of an earlier `fit` already has wrappers.
+            # The class's method is wrapped, because the method of a History object from an earlier
+            # `fit` is already wrapped.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -205,7 +205,7 @@ class ReplicaConsistency:
 
     @property
     def _optimizer_variables(self) -> list[keras.Variable]:
-        """The optimizer variables that must be equal on all ranks; not gradient accumulators."""
+        """The optimizer variables that must be equal on all ranks, except gradient accumulators."""
         variables: list[keras.Variable] = []
         for optimizer in distributed_optimizers(self._model):
             inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -303,7 +303,7 @@ class Division:
     Attributes:
         replicas: Number of replicas; each replica trains on different samples.
         microbatches: Whether each replica divides its samples into micro-batches.
-        known: Whether it is known how many samples a layer processes at once.
+        known: Whether labkit knows how many samples a layer processes at once.
         synchronizes: Whether layers with synchronized=True normalize over the samples of all
             replicas.
     """
@@ -343,7 +343,8 @@ def embedding_difference(model: keras.Model) -> str | None:
     )
     if (
         adds and not clips
-        # Accumulated gradients are dense, so plain Keras also sums the occurrences of a word.
+        # With accumulation, gradients are dense, so plain Keras also sums the gradient rows of a
+        # word.
     ) or optimizer.gradient_accumulation_steps:
         return None
     for layer in model._flatten_layers(include_self=False):
@@ -374,8 +375,9 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
 
 
 def draws_in_step(graph: tf.Graph) -> str | None:
-    """Return why a traced step may differ from training in one process (due to random numbers).
-    Return None if the step draws no random numbers."""
+    """Return which random operation makes a traced step differ from training in one process. Return
+    None if the step draws no random numbers.
+    """
     drawing = ("Random", "TruncatedNormal", "Multinomial")
     for operation in graph.get_operations():
         if any(kind in operation.type for kind in drawing):

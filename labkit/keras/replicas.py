@@ -44,23 +44,24 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
 
     Args:
         communicator: Communicator of the ranks that train together.
-        compare: Whether to compare the replicas by checksums at the start and after each epoch, and
-            also the batches that the ranks read. If replicas differ in a way that ranks cannot
-            adopt, training ends with an error.
+        compare: Whether to compare the replicas' checksums at the start and after each epoch, and
+            to compare the batches that the ranks read. If replicas differ in a way that ranks
+            cannot adopt, training ends with an error.
     """
     synchronize = Synchronize(communicator, names=True, compare=compare)
     return [synchronize, EqualBatches(communicator)] if compare else [synchronize]
 
 
 class Synchronize(keras.callbacks.Callback):
-    """A callback that makes weights equal at the start and metrics global during training.
+    """A callback that makes initial weights equal and reports metrics over all ranks.
 
     During training, each rank's gradients are weighted by the number of samples in its batch. An
-    empty batch changes nothing. The metrics that `fit` reports are those of the global data. For
-    the metrics of Keras, the metric states are summed over the ranks. All other metrics receive
-    whole batches, see `WholeMetrics`. Losses and synchronized normalizations are computed over the
-    global batch, see `WholeBatch`. The moving statistics of normalizations that are not
-    synchronized are averaged over the ranks before validation and after each epoch.
+    empty batch changes nothing. The metrics that `fit` reports cover the data of all ranks. For the
+    metrics of Keras, the metric states are summed over the ranks. All other metrics receive the
+    joined batches of all ranks, see `WholeMetrics`. Losses and synchronized normalizations are
+    computed over the global batch, see `WholeBatch`. BatchNormalization layers without
+    `synchronized` keep separate moving statistics on each rank. The callback averages the
+    statistics over the ranks before validation and after each epoch.
 
     Args:
         communicator: Communicator of the ranks that train together.
@@ -109,8 +110,8 @@ class Synchronize(keras.callbacks.Callback):
         """Copy the weights of rank 0 to all ranks as soon as all weights exist."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
-            # Existing weights are made equal before the first batch creates the missing weights, so
-            # that replicas can already be compared.
+            # Existing weights are made equal before the first batch creates the others, so that
+            # replicas can already be compared.
             broadcast(self.model.variables, self.communicator)
             self._record_state()
             self.model.train_function = _FirstBatch(self)
@@ -118,7 +119,7 @@ class Synchronize(keras.callbacks.Callback):
             self.begin()
 
     def begin(self) -> None:
-        """Copy rank 0's weights to all ranks; print why training may differ (collective)."""
+        """Copy rank 0's weights to all ranks; warn of differences to one process (collective)."""
         states = [
             v for optimizer in distributed_optimizers(self.model) for v in optimizer.variables
         ]
@@ -188,8 +189,8 @@ def _print_differences(
     Args:
         model: Compiled model to be trained.
         communicator: Communicator of the ranks; only rank 0 prints.
-        step: Graph of a traced step, which is searched for random operations; None: only the layers
-            are checked, before the first step.
+        step: Graph of a traced step, in which the function searches for random operations; if None,
+            the function checks only the layers.
     """
     if communicator.size == 1:
         return
@@ -204,7 +205,7 @@ def _print_differences(
 
 
 class _FirstBatch:
-    """A stand-in for Keras's training function until the first batch, which builds the model."""
+    """A stand-in for Keras's training function that builds the model before the first step."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -242,8 +243,8 @@ def _metric_sort_key(name: str) -> tuple[str, int]:
 def attach(model: keras.Model) -> None:
     """Make `train_on_batch` weight each rank's gradients by its number of samples; disable XLA.
 
-    `attach` changes the optimizer of `compile`, and optimizers in attributes of the model, which a
-    custom `train_step` may use.
+    `attach` changes the optimizer passed to `compile`, and optimizers in attributes of the model,
+    for a custom `train_step`.
 
     Raises:
         InvalidInput: No optimizer of the model exchanges gradients.
@@ -287,7 +288,8 @@ class CountRows(Hook):
 
     Args:
         model: Model with distributed optimizers.
-        naming: Communicator whose rank 0 warns if a step draws random numbers; None: no warning.
+        naming: Communicator whose rank 0 warns if a step draws random numbers; None turns the
+            warning off.
     """
 
     name: ClassVar[str] = "rows"
@@ -367,7 +369,7 @@ class GlobalMetrics(Hook):
         *arguments: Any,
         **keywords: Any,
     ) -> keras.callbacks.History:
-        """Wait for all ranks before a `fit` in a callback, as this `fit` exchanges gradients."""
+        """Wait for all ranks before a nested `fit` in a callback, which exchanges gradients too."""
         if is_inside_fit(self.communicator):
             self.communicator.barrier("model.fit inside a callback, which every rank must call")
         else:  # the `fit` that installed the hook failed
@@ -376,7 +378,7 @@ class GlobalMetrics(Hook):
 
 
 def average_statistics(model: keras.Model, communicator: Communicator) -> None:
-    """Average moving statistics over the ranks, except in synchronized normalizations."""
+    """Average moving statistics over the ranks, except those of synchronized BatchNormalization."""
     layers = model._flatten_layers(include_self=False)
     normalizations = [
         layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)

@@ -26,7 +26,7 @@ ENDLESS: WeakSet[Communicator] = WeakSet()  # communicators whose ranks shard an
 
 
 class _Passes:
-    """The signatures of a rank's first batch in each pass over each dataset."""
+    """Signatures (checksums) of the first batch that a rank reads in each pass over a dataset."""
 
     def __init__(self) -> None:
         self.datasets = 0
@@ -101,7 +101,7 @@ class EqualBatches(keras.callbacks.Callback):
             signatures_of_rank, "the comparison of batches"
         )
         for rank, signatures in enumerate(others, start=1):
-            # Only passes that both compared ranks have recorded are used, because one rank may
+            # The comparison uses only passes that both ranks have recorded, because one rank may
             # prefetch batches or read them from a cache.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
@@ -150,7 +150,7 @@ def _passes(communicator: Communicator) -> _Passes:
 
 
 def _project(leaf: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.Tensor:
-    """Return a tensor's projection, which depends on the order of its rows, and its norm."""
+    """Return a tensor's projection on fixed weights, which detects reordered rows, and its norm."""
     values = leaf
     if isinstance(leaf, tf.RaggedTensor):
         values = leaf.flat_values
@@ -169,7 +169,7 @@ def _numbers(values: tf.Tensor) -> tf.Tensor:
 
 
 def _differ(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
-    """Return whether a component (such as y) of two batches differs, in values or sample order."""
+    """Return whether one component of two batches, such as y, differs in values or sample order."""
     pairs = zip(one, other, strict=False)
     return any(abs(a - b) > TOLERANCE * max(n, m) for (a, n), (b, m) in pairs)
 
@@ -187,14 +187,14 @@ def shard(
     """Return a dataset that contains this rank's part of every global batch.
 
     All ranks must read the same global batches, so pass a seed to `shuffle`. The callback
-    `EqualBatches`, one of the `callbacks`, compares the first batch of each epoch between ranks. A
-    rank's part of a batch may be empty, but every rank takes the same number of steps.
+    `EqualBatches`, which is part of `callbacks`, compares the first batch of each epoch between
+    ranks. A rank's part of a batch may be empty, but every rank takes the same number of steps.
 
     Args:
         dataset: Dataset of global batches of dense, sparse or ragged tensors.
         communicator: Communicator of the ranks that divide each batch.
         batch_weights: Relative sizes of the ranks' parts, one positive number per rank; default:
-            equal.
+            equal parts.
 
     Raises:
         InvalidInput: The elements of the dataset are not batches, or the dataset shuffles without a
@@ -233,7 +233,7 @@ def part_of(
         number: Index of the part in `shares`, from 0.
         shares: Relative sizes of all parts of a batch.
         watch: Traceable function that is called with (batch number, batch) for each global batch;
-            None: no function is called.
+            None if no function is called.
     """
     # Boundaries are computed as in `common.rows.cut`, so that the boundaries of all ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
@@ -268,8 +268,8 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
     """Raise an error if a stateful model's batch size differs from this rank's part of the batch.
 
     Raises:
-        InvalidInput: The states of a layer are for another number of samples than this rank's
-            batches have.
+        InvalidInput: A stateful layer has states for another number of samples than this rank's
+            batches contain.
     """
     shapes = []  # shapes of layer states; empty for models that accept any batch size
     for layer in model._flatten_layers(include_self=False):
@@ -310,7 +310,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 
 
 def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
-    """Return the number of samples, equal in all tensors; an int if one of the shapes is static."""
+    """Return a batch's number of samples, as an int if the shape of any tensor is static."""
     counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
     known = [count for count in counts if isinstance(count, int)]
     rows = known[0] if known else counts[0]
@@ -343,6 +343,6 @@ def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def _is_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset draws random numbers without a seed (both of its seeds are 0)."""
+    """Return whether a dataset draws random numbers without a seed (TensorFlow's seeds 0, 0)."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(seed is not None and tf.get_static_value(seed) == 0 for seed in seeds)

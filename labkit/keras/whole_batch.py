@@ -44,13 +44,13 @@ class ReplicaSums:
         self._updated: list[keras.Variable] = []
         self._gathered: dict[
             int, tuple[tf.Tensor, tf.Tensor]
-        ] = {}  # by tensor id: the local tensor, and the joined tensor of all ranks
+        ] = {}  # from a tensor's id to the local tensor and the joined tensor of all ranks
         self.within = False
         self.named: set[str] = set()
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:
-        """Open the context of a traced step; `is_part`: the batch is part of a global batch."""
+        """Open a context for a traced step; `is_part` says whether its batch is part of another."""
         self._last, self._number, self.within = None, 0, is_part
         self._updated, self._gathered = [], {}
         try:
@@ -60,7 +60,7 @@ class ReplicaSums:
             self._gathered = {}
 
     def dependencies(self) -> list[tf.Tensor]:
-        """Return a list with the last sum, for which the next collective call must wait, or []."""
+        """Return the last sum in a list, so that the next collective call waits for it; or []."""
         if self._last is None or not tf.inside_function():
             return []
         if self._last.graph is not tf.compat.v1.get_default_graph():
@@ -130,7 +130,7 @@ class ReplicaSums:
         what: str,
         like: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Call a collective function; cast the results to the dtypes of `like`, or of `values`."""
+        """Call a collective function; results get the dtypes of `like` or, by default, `values`."""
         self._number += 1
         call = f"collective call {self._number} of the step: {what}"
 
@@ -164,7 +164,7 @@ class ReplicaSums:
 
         Args:
             values: A vector; its length is the same on all ranks.
-            rows: Scalar: the number of samples \(b_r\) in the batch of this rank r.
+            rows: Number of samples \(b_r\) in the batch of this rank r, as a scalar.
             label: Name of the sum in timeout messages, as for `total`.
         """
         weight = tf.cast(rows, values.dtype)
@@ -186,7 +186,7 @@ class _Shared(NamedTuple):
     share: tf.Tensor
 
     def update_state(self, value: tf.Tensor, sample_weight: int | None = None) -> None:
-        """Update the metric; the default weight is this rank's fraction of the samples, not 1."""
+        """Update the metric; the default weight is this rank's fraction of samples instead of 1."""
         weight = self.share if sample_weight is None else sample_weight
         self.metric.update_state(value, sample_weight=weight)
 
@@ -195,14 +195,14 @@ class _Shared(NamedTuple):
 class WholeBatch(Hook):
     r"""A hook that makes losses and synchronized normalizations use the whole batch of all ranks.
 
-    A Keras loss is \(N/D\). The numerator N of a Keras loss is the sum of the weighted values; the
-    divisor D is the number of unmasked values, the sum of their weights, or 1. Gradients \(g_r\) of
-    ranks r are averaged as \(\sum_r b_r g_r / B\). In the average gradient, \(b_r\) is the number
-    of samples of rank r, and \(B = \sum_r b_r\). To make the average equal to the gradient of the
-    whole batch, rank r multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\). With the factors
-    \((D_r/D)(B/b_r)\), the mean loss and gradient over ranks are those of the whole batch. If the
-    loss divisor D is proportional to the number of samples, as in a mean, each rank's factor is 1,
-    and ranks need not communicate.
+    A Keras loss is \(N/D\). The numerator N of a Keras loss is the sum of the weighted values. The
+    divisor D of a Keras loss is the number of unmasked values, the sum of their weights, or 1.
+    Gradients \(g_r\) of ranks r are averaged as \(\sum_r b_r g_r / B\). In the average gradient,
+    \(b_r\) is the number of samples of rank r, and \(B = \sum_r b_r\). To make the average equal to
+    the gradient of the whole batch, rank r multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\).
+    With the factors \((D_r/D)(B/b_r)\), the mean loss and gradient over ranks are those of the
+    whole batch. If the loss divisor D is proportional to the number of samples, as in a mean, each
+    rank's factor is 1, and ranks need not communicate.
 
     `BatchNormalization(synchronized=True)` normalizes by the mean and variance of the whole batch.
     The gradient of a synchronized normalization also flows through the statistics of all ranks.
@@ -210,7 +210,7 @@ class WholeBatch(Hook):
     Args:
         model: Compiled model with a distributed optimizer.
         communicator: Communicator of the ranks that divide each batch.
-        tests: Whether ranks divide validation batches, too.
+        tests: Whether the ranks also divide validation batches.
     """
 
     name: ClassVar[str] = "whole"
@@ -321,7 +321,7 @@ class WholeBatch(Hook):
         inputs: tf.Tensor,
         mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean and variance of the whole batch, as Keras returns them for one batch."""
+        """Return the mean and variance over the batch of all ranks, shaped as in Keras."""
         if not self.sums.within or rows is None:
             return inner(inputs, mask)
         row_count, axes = tf.cast(rows, inputs.dtype), layer._reduction_axes

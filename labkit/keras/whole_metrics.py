@@ -1,4 +1,4 @@
-"""Metrics that each rank updates with all batches, as their states cannot be summed over ranks."""
+"""Metrics whose states cannot be summed over ranks, so each rank updates them with all batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 from labkit.keras.whole_batch import ReplicaSums, WholeBatch
 from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
-# One recorded update: the metric's number, its positional and keyword arguments, and the masks of
-# its tensors by tensor number.
+# One recorded update: the metric's number, the positional and keyword arguments, and a dict from
+# tensor number to mask.
 Seen: TypeAlias = "tuple[int, tuple[tuple[Any, ...], dict[str, Any]], dict[int, np.ndarray]]"
 
 
@@ -118,11 +118,11 @@ class WholeMetrics(_Updates):
         return whole.sums
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a training step; average logged scalars other than metric results over the ranks."""
+        """Run a training step; average logged scalars over the ranks, except metric results."""
         return self._logs(inner(data), rows)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a test step; average logged scalars other than metric results over the ranks."""
+        """Run a test step; average logged scalars over the ranks, except metric results."""
         return self._logs(inner(data), rows)
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:

@@ -104,7 +104,7 @@ def weight_modification(layer: keras.Layer) -> str:
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Return whether no regularizer or constraint of a layer needs the layer's whole weights."""
+    """Return whether a layer has no regularizers and no constraints, which need whole weights."""
     # Attention layers store regularizers and constraints in private attributes, whose names begin
     # with an underscore.
     prefixes = [f"{lead}{of}_" for of in _REGULAR for lead in ("", "_")]

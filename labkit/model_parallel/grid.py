@@ -61,7 +61,7 @@ def cut(model: keras.Model) -> list[LayerPiece]:
     """Return the layers of a model as `LayerPiece` objects, starting with the input.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or if the model has branches.
+        InvalidInput: A layer cannot be divided, or the model has branches.
     """
     shape = tuple(model.inputs[0].shape[1:]) if getattr(model, "inputs", None) else (None,)
     if None in shape:
@@ -110,7 +110,7 @@ def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | 
 
 
 def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
-    """Return a model's layers in order; fail if a layer reads anything but the previous one."""
+    """Return a model's layers in order; raise an error if the layers do not form a chain."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
     operations = [node.operation for node in nodes]
@@ -160,8 +160,8 @@ class GridMachine:
         held: For each entry of `planes`, the index range of the values that the machine owns.
         read: For each entry of `planes` except the input, the index range of the previous layer's
             outputs that the machine reads.
-        borders: For each layer, and for the loss, the `Border` that describes the values exchanged
-            before it.
+        borders: For each layer and for the loss, the `Border` that describes the values to be
+            exchanged before its computation.
 
     Raises:
         InvalidInput: A layer of the model cannot be divided.
@@ -186,7 +186,7 @@ class GridMachine:
         ]
 
     def prepare_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Return a batch's input (batch, rows, columns, channels), which all machines have."""
+        """Return a batch's input, which all machines have, as (batch, rows, columns, channels)."""
         rows, x = tf.shape(x)[0], tf.cast(tf.convert_to_tensor(x), self.dtype)
         x = shaped(x, rows, self.planes[0].shape)
         for layer in self._input.behind:
@@ -194,7 +194,7 @@ class GridMachine:
         return x
 
     def pairs(self) -> Iterator[WeightShard]:
-        """Yield all weights of this machine, each paired with its weight of the whole model."""
+        """Yield this machine's weights, each paired with the weight of the whole model."""
         for number in range(len(self.pieces)):
             yield from self.pairs_of(number)
 
@@ -245,7 +245,7 @@ class GridMachine:
 
 
 def planes_of(pieces: list[LayerPiece]) -> list[GridLayer]:
-    """Return the shapes and windows (`GridLayer`) of all layers, followed by that of the loss."""
+    """Return the shape and window (`GridLayer`) of each layer, and finally of the loss."""
     planes = [piece.plane for piece in pieces]
     return [*planes, GridLayer("loss", "loss", planes[-1].shape, trains=False)]
 
@@ -268,14 +268,14 @@ class Tiles(GridMachine):
             `Communicator.allreduce`.
 
     Attributes:
-        halos: `Halo` exchanges, one before each layer except the first and one before the loss.
+        halos: One `Halo` exchange before each layer except the first, and one before the loss.
         links: For each layer, the `Link` that sums its gradients over the machines.
         inputs, outputs, variables, trainable_variables, losses: Same attributes as those of a Keras
             model.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or if there are more machines than output
-            positions or units of a layer to divide among them.
+        InvalidInput: A layer cannot be divided, or the grid has more machines than a layer has
+            output positions or units.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ def _apply_layer(layer: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
 
 
 class GridPart(Share):
-    """The part of a model that machine `communicator.rank` trains, with the whole model's weights.
+    """The part of a model that machine `communicator.rank` trains, together with the whole model.
 
     Machine 0 computes the outputs of the whole model.
 
@@ -404,7 +404,7 @@ class GridPart(Share):
         return tf.reduce_sum(outputs)
 
     def meters(self) -> list[Meter]:
-        """Return the byte counters of this machine's messages, both halos and gradient sums."""
+        """Return the byte counters of this machine's halo exchanges and gradient sums."""
         return [*self.model.halos, *self.model.links]
 
     def pairs(self) -> Iterator[WeightShard]:

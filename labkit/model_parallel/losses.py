@@ -37,7 +37,7 @@ _OF_BATCH = (keras.losses.Circle,)  # a sample's loss depends on pairs of sample
 class LossTargets(NamedTuple):
     """Targets, sample weights (or None) and prediction masks of some rows of a batch.
 
-    If only some time steps of the rows are used, `steps` is the number of these time steps.
+    `steps` is the number of time steps if the part covers only some time steps of each row.
     """
 
     y: Nest
@@ -53,19 +53,19 @@ class Losses:
     \(w_k\) and divisor D. The divisor D of a Keras loss is the number of values, the sum of their
     weights, or 1, depending on the reduction. If the batch is divided into parts i with losses
     \(L_i\) and divisors \(D_i\), then \(L = \sum_i \frac{D_i}{D} L_i\). If the divisor \(D_i\) is
-    proportional to the number of rows in part i, this number determines the part's weight.
-    If a divisor \(D_i\) is not proportional to the number of rows, the divisors of all parts are
-    summed to D before the first part runs. The sum of the divisors depends on targets, sample
-    weights, and masks; the masks are computed from the inputs.
+    proportional to the number of rows in part i, the part is weighted by its number of rows. If a
+    divisor \(D_i\) is not proportional to the number of rows, the ranks first sum the divisors of
+    all parts to D. The sum of the divisors depends on targets, sample weights, and masks; the masks
+    are computed from the inputs.
 
     Args:
         model: The whole model, after `compile`.
-        readers: Communicator of the ranks that divide the batch; the loss covers the rows of all
-            these ranks.
+        readers: Communicator of the ranks that divide the batch; the loss covers the rows of the
+            whole batch.
         parts: Number of parts into which each rank divides its rows.
 
     Raises:
-        InvalidInput: If a loss function returns no scalar, or if a mask depends on weights.
+        InvalidInput: A loss function returns no scalar, or a mask depends on weights.
     """
 
     def __init__(self, model: keras.Model, readers: Communicator, parts: int) -> None:
@@ -77,7 +77,7 @@ class Losses:
         self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
         # Whether parts are weighted by row count; None before batch 1.
         self._by_rows: bool | None = None
-        self._sums: list[bool] = []  # for each loss: whether it is a sum without a divisor
+        self._sums: list[bool] = []  # for each loss, whether it is a sum without a divisor
         self._masking = None if self._single_part else _masking(self._graph)
 
     def __call__(self, y: Nest, predicted: Nest, weight: Weighted) -> tf.Tensor:
@@ -194,8 +194,8 @@ class WholeLosses:
     """The mean loss over batches whose rows are divided among several ranks."""
 
     def __init__(self) -> None:
-        # For each batch number, one array: the number of rows, then the numerator and the divisor
-        # of each loss.
+        # For each batch number, an array of the number of rows, followed by the numerator and the
+        # divisor of each loss.
         self._parts: dict[int, np.ndarray] = {}
         self._weights: list[float] = []
 
@@ -252,7 +252,7 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """The divisor of a Keras loss: the sum that the loss has if each value is replaced by 1.
+    """The divisor of a Keras loss, computed as the sum of the loss with each value replaced by 1.
 
     Args:
         loss: A Keras loss.
@@ -267,7 +267,7 @@ class Divisor(keras.losses.Loss):
             mean over rows.
 
     Raises:
-        InvalidInput: If the loss returns a value for each sample.
+        InvalidInput: The loss returns a value for each sample.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | Non
     """Return a function that computes output masks from inputs, or None if no output has a mask.
 
     Raises:
-        InvalidInput: If the masks of the outputs depend on weights.
+        InvalidInput: The masks of the outputs depend on weights.
     """
     output_masks = [mask_of(output) for output in graph.outputs if is_masked(output)]
     if not output_masks:
@@ -339,6 +339,6 @@ def _rows(part: LossTargets) -> int:
 
 
 def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
-    """Return zeros shaped like the predictions; unknown dimensions are those of the targets."""
+    """Return zeros shaped like the predictions, with unknown dimensions taken from the targets."""
     rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
     return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import keras
 
-Bytes: TypeAlias = dict[str, int | None]  # bytes by kind of memory; None if unknown
+Bytes: TypeAlias = dict[str, int | None]  # from kind of tensor to bytes; None if unknown
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -21,14 +21,15 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes that a rank stores during training, by kind (see `stages.footprint.KINDS`).
+    """The bytes that a rank stores during training, one entry per kind of tensor.
 
     Attributes:
         stages: Numbers of the pipeline stages on this rank; [0] for a model without stages.
         whole: Bytes of all weights of the whole model, which every rank stores before and after
             training.
-        measured: Bytes by kind, measured on real tensors.
-        predicted: Bytes by kind, predicted from tensor shapes and the pipeline schedule.
+        measured: Dict from kind of tensor to bytes, measured on real tensors.
+        predicted: Dict from kind of tensor to bytes, predicted from tensor shapes and the pipeline
+            schedule.
     """
 
     stages: list[int]
@@ -37,7 +38,7 @@ class Memory:
     predicted: Bytes
 
     def trained(self) -> dict[str, int]:
-        """Return the bytes of this rank's weights, gradients and optimizer state, by kind."""
+        """Return a dict with the bytes of this rank's weights, gradients and optimizer state."""
         gradients = self.measured["gradients"] or self.predicted["gradients"]
         values = self.measured | {"gradients": gradients}
         return {kind: values[kind] or 0 for kind in ("weights", "gradients", "optimizer")}
@@ -78,9 +79,10 @@ def by_kind(
         model: The whole Keras model.
         part: The model part that this rank trains: the whole model, or a slice of each layer.
         used: The optimizer that trains `part`, with its current state.
-        plain: A new optimizer with the same settings, whose state is predicted.
-        rows: Batch rows of this rank per training step; 0 means that the number is unknown, and
-            then the bytes of activations are None.
+        plain: A new optimizer with the same settings, from which the size of the optimizer state is
+            predicted.
+        rows: Batch rows of this rank per training step; 0 if unknown, so that the bytes of
+            activations are None.
         look: Whether to measure activations in a separate traced pass; if false, the measured bytes
             of activations are None.
         bytes_per_row: Predicted bytes of activations per row; if None,

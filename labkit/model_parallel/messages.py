@@ -1,4 +1,4 @@
-"""Messages between parts of a model: their bytes, sums of slices, and borders of tiles."""
+"""Messages between parts of a divided model: byte counts, sums over slices, and halo exchanges."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LayerRow(TypedDict):
     """One rank's report on a layer: how it is divided, and the bytes sent per training step.
 
     `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
-    `kernels_bytes` counts the bytes sent to sum the gradients of shared kernels (only for models on
-    a grid of machines).
+    For models on a grid of machines, `kernels_bytes` counts the bytes sent to sum the gradients of
+    shared kernels.
     """
 
     layer: str
@@ -109,7 +109,7 @@ def layer_row(
 
     Args:
         layer, slices: Name of the layer, and a description of how it is divided.
-        reason: Why the layer is not divided, the field `why` of `LayerRow`.
+        reason: Reason why the layer is not divided, stored in the field `why` of `LayerRow`.
         meter: Byte counters of the layer; None if the layer sends nothing.
         steps: Number of training steps so far.
         local_bytes: Bytes of the layer's weights on this rank.
@@ -140,7 +140,7 @@ class Link(Meter):
     Args:
         communicator: Communicator of the ranks that have the slices of one replica.
         algorithm: Allreduce algorithm, see `Communicator.allreduce`.
-        number: Number of the layer, by which error messages name its collectives.
+        number: Number of the layer, which error messages about its collectives contain.
     """
 
     def __init__(self, communicator: Communicator, algorithm: str, number: int) -> None:
@@ -209,14 +209,14 @@ Place = tuple[slice, ...]
 
 
 class Border:
-    """Index ranges that relate the values that a machine owns to the values that its layer reads.
+    """Index ranges that map the values a machine owns to the values that its layer reads.
 
     Args:
         machine: Number of this machine in the grid.
         crossing: Index ranges of the values that machines exchange before each layer of the model.
         number: Index of the layer that reads the values, in the order of the model's layers.
-        held, read: Index ranges of the previous layer's outputs that this machine owns and reads;
-            arrays of shape (3, 2), start and end on each axis.
+        held, read: Index ranges of the previous layer's outputs that this machine owns, and that it
+            reads; arrays of start and end per axis, shape (3, 2).
 
     Attributes:
         owned_shape, read_shape: Numbers of rows, columns and channels of the values that the
@@ -240,7 +240,7 @@ class Border:
         self._local_source, self._local_target = _place(local, held), _place(local, read)
 
     def inside(self, x: Batch) -> Batch:
-        """Return the array of values to read: those that this machine owns, and zeros elsewhere.
+        """Return the array of values to read, with zeros where another machine owns the values.
 
         The argument and the result have the shape (batch, rows, columns, channels).
         """
@@ -256,7 +256,7 @@ class Border:
 
 
 def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
-    """Return each machine with its values' index range, relative to the index range `frame`."""
+    """Return pairs (machine, index range of its values), with indices relative to `frame`."""
     return [(int(m), _place(box, frame)) for m, box in zip(machines, boxes, strict=True)]
 
 

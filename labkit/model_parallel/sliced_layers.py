@@ -1,6 +1,7 @@
-"""Layers of which each rank computes a slice.
+"""Keras layers that are divided into slices, one slice per rank.
 
-Dense and convolution layers divided by outputs or inputs, and normalisations between them.
+Dense and convolution layers are divided by outputs or by inputs, and normalisations between them by
+channels.
 
         x ─ Column ─ Channels, activation ─ Row ─ y        one sum forward, one backward
 
@@ -62,7 +63,7 @@ class LayerSlice(keras.layers.Layer):
         self.built = True
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return each weight of this slice, with the whole weight and the slice's indices in it.
+        """Return each weight of this slice with its index range in the weight of the whole layer.
 
         Weights that are not divided, such as the bias of `Row`, are omitted.
         """
@@ -132,7 +133,7 @@ class Row(LayerSlice):
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the layer's outputs, summed over all slices; x is only this slice's inputs."""
+        """Return the layer's outputs, summed over all slices; x contains this slice's inputs."""
         y = self.link.total(self.inner(x))
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)

@@ -155,7 +155,7 @@ def require_divisible(models: Iterable[keras.Model], size: int) -> None:
     """Raise an error if no layer of the models can be divided into `size` slices.
 
     Raises:
-        InvalidInput: If no layer can be divided; the error message lists the reasons.
+        InvalidInput: No layer can be divided; the error message lists the reasons.
     """
     graphs = [LayerGraph(functional_of(model)) for model in models]
     reasons = {
@@ -192,7 +192,7 @@ def _by_channel(layer: keras.Layer, node: Node) -> bool:
 class Sliced(Share):
     """One rank's slice of a model, whose initial weights are copied from the whole model.
 
-    The slice uses the whole model's own objects for layers that are not divided.
+    The slice and the whole model share the objects of layers that are not divided.
 
     Args:
         model: Sequential or functional Keras model, built.
@@ -208,8 +208,8 @@ class Sliced(Share):
             None.
 
     Raises:
-        InvalidInput: If the model is neither sequential nor functional, or if `required` is set and
-            no layer can be divided.
+        InvalidInput: The model is neither sequential nor functional, or `required` is set and no
+            layer can be divided.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Sliced(Share):
         self._algorithm = algorithm
         self.link: Link | None = None
         self._scores = 0  # number of scores in all slices; 0 if scores are gathered
-        # By layer name: pair of the whole layer and its slice.
+        # `_slices` maps a layer name to the pair of the whole layer and its slice.
         self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}
         graph = LayerGraph(functional)
         self._rows = {layer.name: (layer, "whole", "one slice") for layer in graph.layers}
@@ -259,7 +259,7 @@ class Sliced(Share):
         return (pair for layer, part in self._slices.values() for pair in part.pairs(layer))
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer: how it is divided or why not, its weight bytes and its traffic.
+        """Return a row per layer: name, kind of slices or why none, weight bytes, and traffic.
 
         Args:
             steps: Number of training steps since the start, by which message bytes are divided.

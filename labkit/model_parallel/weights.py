@@ -1,4 +1,4 @@
-"""Weights of a whole model that is trained by several ranks, each of which trains some weights.
+"""Weights of a model that several ranks train together, where each rank trains some weights.
 
 During training, each rank frees the memory of those weights that it does not train. All ranks
 update the whole model's weights before other code reads them.
@@ -28,7 +28,7 @@ Place: TypeAlias = tuple[slice | EllipsisType, ...]
 
 
 class WeightShard(NamedTuple):
-    """A weight of the whole model, this rank's part of it, and the index of this part."""
+    """A weight of the whole model, with this rank's part of the weight and the part's index."""
 
     whole: keras.Variable
     local: keras.Variable
@@ -57,8 +57,8 @@ class Share:
         communicator: Communicator of the ranks of one replica.
 
     Attributes:
-        model: This rank's part as a callable, with the attributes variables, trainable_variables
-            and losses of a Keras model.
+        model: This rank's part of the model, a callable with the Keras attributes variables,
+            trainable_variables and losses.
         first: Whether this is the first rank of its replica, which computes the loss and the
             predictions.
     """
@@ -90,7 +90,7 @@ class Share:
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the divided layers' whole weights; first copy newly set values to the slices.
+        """Copy newly set weights to the slices, then free the whole weights of the divided layers.
 
         Args:
             look: Whether to search for whole weights that were set after they were freed.
@@ -119,13 +119,13 @@ class Share:
 
 
 class WholeWeights:
-    """Manager of a model's weights: during training, each rank stores only those it trains.
+    """A manager of a model's weights, with which each rank stores only the weights it trains.
 
     Args:
         model: The whole model, built.
-        parts: For each rank, the models with the layers whose weights the rank owns.
-        own: Number of the rank that owns the weights that this rank trains; with replicas, the
-            owner may be another rank.
+        parts: Dict from rank to the models with the layers whose weights the rank owns.
+        own: Rank that owns the weights that this rank trains; with replicas or slices, another rank
+            may be the owner.
         everyone: Communicator of all ranks of the training.
         shares: This rank's `Share` objects, each of which has a part of every layer of a model.
     """
@@ -167,8 +167,8 @@ class WholeWeights:
         """Distribute all weights to all ranks (collective call)."""
         for share in self._shares:
             share.collect()
-        # Broadcasts are collective calls, so all ranks make them in the same order: that of the
-        # model's variables.
+        # Broadcasts are collective calls, so all ranks make them in the order of the model's
+        # variables.
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
@@ -199,5 +199,5 @@ def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Return whether a variable has a value: it was never freed, or was set after `free`."""
+    """Return whether a variable has a value, because it was never freed or was set again later."""
     return tuple(variable.value.value().shape) == tuple(variable.shape)

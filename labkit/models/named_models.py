@@ -160,7 +160,7 @@ def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes)
 
 
 def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
-    """Return the descriptions of a model's layers, with which a grid of machines can divide it.
+    """Return the layer descriptions that a grid of machines needs in order to divide a model.
 
     Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as
     `check`.

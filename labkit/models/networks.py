@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ModelOptions(Options):
     """The options of a named model, with properties of the model that follow from its options.
 
-    The options class of each model overrides the properties that are known before the model is
-    built.
+    Each model has its own options class, which overrides the properties that are known before the
+    model is built.
 
     Attributes:
         sequences: Whether the model can return predictions at every time step of a sequence.
@@ -44,7 +44,7 @@ class ModelOptions(Options):
         return None
 
     def max_slices(self, shapes: Shapes) -> int | None:
-        """Return the largest number of units, filters, words or heads of a layer; None: unknown."""
+        """Return the maximum of units, filters, words or heads of any layer; None if unknown."""
         return None
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
@@ -163,7 +163,7 @@ class CnnOptions(ModelOptions):
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image, in pixels, for which pooling has an output."""
+        """The minimum height and width of an image, in pixels, so that pooling has an output."""
         # Each 3x3 convolution without padding removes two rows and two columns; the 2x2 pooling
         # needs two more of each.
         return 2 * len(self.filters) + 2
@@ -246,7 +246,7 @@ class LocallyConnectedOptions(ModelOptions):
         return size
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the number of output scores, as layers with unshared kernels have no slices."""
+        """Return the number of output scores, because unshared kernels cannot be sliced."""
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
@@ -292,9 +292,9 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     """Return a model that is a chain of recurrent layers over time steps.
 
-    For text, the model embeds the characters and returns scores at every time step: (steps,
-    outputs). For other data, the first axis is time: the rows of an image, or the columns of a data
-    table. For data other than text, the model returns scores only at the last time step.
+    For text, the model embeds the characters and returns scores of shape (steps, outputs), one row
+    per time step. For an image, each row is a time step; for a data table, each column is a time
+    step. For data other than text, the model returns scores only at the last time step.
     """
     from keras import layers
 
@@ -311,7 +311,7 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
 
 
 def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:
-    """Return a model of locally connected layers without padding, and a Dense layer of scores.
+    """Return a model of locally connected layers without padding, followed by a Dense layer.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, whose Figure 1
         divides locally connected layers among four machines. In contrast to the network of Dean et
@@ -414,8 +414,8 @@ def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> ke
     from keras import layers
 
     def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
-        # With a dropout rate of 0, no Dropout layer is added, because each layer counts as a
-        # pipeline block.
+        # With a dropout rate of 0, no Dropout layer is added, because it would count as a pipeline
+        # block.
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])
 

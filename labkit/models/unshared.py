@@ -22,16 +22,16 @@ class LocallyConnected2D(keras.layers.Layer):
     r"""A convolution with unshared kernels: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
 
     The input \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i,
-    j). The part \(x_{ij}\) of the image starts at row i s and column j s, where s is the stride.
-    Images have shape (batch, rows, columns, channels), and there is no padding. With kernels of k ×
-    k pixels, the weights of all output positions are `kernel` (rows, columns, k k channels,
-    filters) and `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule,
-    which uses the numbers of inputs and filters at one position.
+    j). The part \(x_{ij}\) of the image starts at row \(i s\) and column \(j s\), with stride s.
+    Images have shape (batch, rows, columns, channels), and there is no padding. With k × k kernels,
+    the layer has the weights `kernel`, of shape (rows, columns, k·k·channels, filters), and `bias`,
+    of shape (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, which uses
+    the numbers of inputs and filters at one position.
 
     Args:
         filters: The number of outputs at each position.
-        kernel_size, strides: The height and width of a kernel, and the vertical and horizontal
-            distance between adjacent kernels; a single number is used for both axes.
+        kernel_size, strides: Height and width of a kernel, and vertical and horizontal distance of
+            adjacent kernels; a single number holds for both axes.
         activation: The activation function f, as in `keras.layers.Dense`.
         use_bias: Whether each output adds a bias, which is initially zero.
 

@@ -52,7 +52,7 @@ class Carrier(Protocol):
 
 
 def carrier(network: Network, size: int) -> Carrier:
-    """Return a message transport among `size` ranks; `network.sharing` selects fair or FIFO."""
+    """Return a transport for `size` ranks with fair or FIFO link sharing, as `network` defines."""
     return _Fifo(network, size) if network.sharing == "fifo" else _Fair(network, size)
 
 
@@ -62,7 +62,7 @@ class _Fair:
     def __init__(self, network: Network, size: int) -> None:
         self._links = Links(network, size)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
-        # For each message number: start time and latency, in s.
+        # `_sent` maps the number of a message to its start time and latency, in s.
         self._sent: dict[int, tuple[float, float]] = {}
 
     @property

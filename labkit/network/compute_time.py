@@ -42,7 +42,7 @@ def uniform_scalar(seed: int, *keys: int) -> float:
 
 
 class ComputeTime(Checked):
-    r"""The seconds that each worker needs to compute its gradient of each step (virtual clock).
+    r"""On the virtual clock, the seconds that each worker needs to compute a step's gradient.
 
     A random compute time depends only on the seed, the number of the worker, and the number of the
     step. Neither the strategy nor the speed of other workers changes a worker's random compute
@@ -58,8 +58,8 @@ class ComputeTime(Checked):
         trace: Seconds of successive training steps, repeated cyclically, which replace `seconds`
             and `distribution`. A trace may also be a sequence of sequences, one for each worker.
         update: Seconds that a parameter server needs for one update. If both `update` and `seconds`
-            are None, the time of an update is measured; if only `update` is None, an update takes 0
-            s.
+            are None, labkit measures the time of an update. If only `update` is None, an update
+            takes 0 s.
     """
 
     seconds: Seconds | None = Field(default=None, kw_only=False)
@@ -92,7 +92,7 @@ class ComputeTime(Checked):
 
     @property
     def mean(self) -> float | None:
-        """The mean seconds per training step; None if they are to be measured."""
+        """The mean seconds per training step; None if labkit must measure the time."""
         return self.seconds if self.trace is None else float(np.mean(self.trace))
 
     @property

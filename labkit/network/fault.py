@@ -33,17 +33,17 @@ class Fault(Checked):
             `factor` times as long during `steps` training steps. With "drop", a message of the step
             is not sent. With "corrupt", one bit of a sent message flips. With "nan" and "inf", one
             element of the gradient becomes NaN or infinite.
-        rank: The rank in which the fault occurs; on the virtual clock and in programs, the number
-            of the worker.
+        rank: The rank in which the fault occurs; on the virtual clock and in worker programs
+            (`labkit.programs`), the number of the worker.
         step: The number of the training step in which the fault occurs, counted from 0 across all
             epochs.
         seconds: Seconds for which a "pause" fault stops the process; default: 1.
         factor: The factor by which a "slow" fault multiplies compute times, at least 1; default: 2.
         steps: The number of training steps for which a "slow" fault lasts; default: 1.
-        message: The number of the dropped or corrupted message among the data messages that the
-            rank sends in the affected step; default: 0.
-        offset, bit: The index of the affected element, and of the flipped bit in it; for "corrupt",
-            the default is a random choice from the seed.
+        message: Index of the dropped or corrupted message among the data messages that the rank
+            sends in the affected step; default: 0.
+        offset, bit: Index of the affected element, and index of the flipped bit in the element. For
+            "corrupt", the default indices are drawn at random from the seed.
         layer: The name of the layer whose gradient becomes NaN or infinite; by default, the layer
             whose gradient is sent first.
     """

@@ -21,8 +21,8 @@ class Segment(NamedTuple):
 
     Attributes:
         number: The number that identifies each flow.
-        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
-            shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops); shorter routes are padded
+            with -1.
         rate: The transfer rate of each flow, in bytes/s.
         start, stop: The start and the end of the interval, in s.
     """
@@ -50,12 +50,12 @@ class Flows:
     Attributes:
         now: The current simulated time, in s.
         number: The number that identifies each flow, chosen by the caller of `start`.
-        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
-            shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops); shorter routes are padded
+            with -1.
         turn: The turn number of each flow; `FREE` if the flow never waits.
         remaining: The bytes of each flow that are not yet transferred.
-        rate: The rate of each flow, in bytes/s; None after flows have started or ended, until the
-            rates are computed again.
+        rate: The rate of each flow, in bytes/s; None if flows have started or ended since the rates
+            were computed.
         segments: A `Segment` for each interval between events, if `log` is true.
     """
 
@@ -79,8 +79,8 @@ class Flows:
 
         Args:
             number: The number that identifies each flow.
-            way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
-                shorter route.
+            way: The link numbers of each flow's route, shape (flows, hops); shorter routes are
+                padded with -1.
             turn: The turn number of each flow; `FREE` if the flow never waits.
             nbytes: Bytes of each flow.
         """
@@ -141,7 +141,7 @@ class Flows:
         return self._wait
 
     def find_rates(self) -> Seconds:
-        """Return the rate of each flow, in bytes/s; 0 for a flow that waits for a lower turn."""
+        """Return the rate of each flow, in bytes/s; 0 for a flow that waits until its turn."""
         if self.rate is None:
             flowing = self._flowing()
             self.rate = np.zeros(len(self))
@@ -165,8 +165,8 @@ def finish_times(
     """Return the end time of each flow in s, for start times that are all known in advance.
 
     Args:
-        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
-            shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops); shorter routes are padded
+            with -1.
         nbytes: Bytes of each flow.
         start: The start time of each flow, in s.
         bandwidth: The bandwidth of each link, in bytes/s.
@@ -187,8 +187,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     r"""Return the max-min fair rates of flows, in bytes/s.
 
     Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) for each link l, where
-    \(c_l\) is the link's bandwidth. Feasible rates are max-min fair if an increase of any rate
-    requires a decrease of another rate that is not larger. Equivalently, rates are max-min fair if
+    \(c_l\) is the link's bandwidth. Feasible rates are max-min fair if no rate can increase without
+    a decrease of another rate that is equal or smaller. Equivalently, rates are max-min fair if
     every flow has a bottleneck link on its route. A bottleneck link of a flow is fully used, and no
     other flow on the link is faster than the flow.
 
@@ -196,12 +196,12 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     becomes fixed when a link of its route is full. The rate at which a link becomes full is its
     remaining capacity divided by the number of its flows whose rates still rise. The rate at which
     a link becomes full never falls during progressive filling. Because fill rates never fall, a
-    link is a bottleneck if no other link on its flows' routes becomes full at a lower rate. One
+    link is a bottleneck if it has the lowest fill rate of all links on its flows' routes. One
     iteration finds all links that are bottlenecks, and fixes the rates of their flows.
 
     Args:
-        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
-            shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops); shorter routes are padded
+            with -1.
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
 
     Source: Bertsekas and Gallager 1992, *Data Networks*, section 6.5.2. The following papers use
@@ -229,7 +229,7 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         if count[:links].max(initial=0) <= 1 or lowest.min() == lowest.max():
             rate[rising] = lowest
             break
-        along = np.full(links + 1, np.inf)  # per link: lowest rate on any link of its flows' routes
+        along = np.full(links + 1, np.inf)  # lowest fill rate on the routes of each link's flows
         np.minimum.at(along, crossed.ravel(), np.repeat(lowest, crossed.shape[1]))
         full = (along[crossed] >= share[crossed]).any(axis=1)
         rate[rising[full]] = lowest[full]

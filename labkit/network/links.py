@@ -1,14 +1,14 @@
 """The links between a number of ranks: their bandwidths, and the route of each message.
 
-FIFO links, each of which transfers one message at a time: `Network(sharing="fifo")`.
+With `Network(sharing="fifo")`, a link is a FIFO queue that transfers one message at a time.
 
-A message of n bytes occupies each link of its route for n / bandwidth seconds, with the bandwidth
-of that link. A message starts on a link when the link is free and the message has started on the
-previous link: cut-through, with switches that never block. A message moves at the speed of the
-slowest link of its route, and arrives `latency` seconds after its last byte leaves. FIFO links
-occupy a shared uplink for too long if each of k senders has a link with only 1/k of the uplink's
-bandwidth. In a real network, the messages of several senders share the uplink at the same time, as
-in `Flows`.
+A message of n bytes occupies each link of its route for n / b seconds, where b is the link's
+bandwidth in bytes/s. A message starts on a link as soon as the link is free and the message has
+started on the previous link. The model is cut-through switching with switches that never block. A
+message moves at the speed of the slowest link of its route, and arrives `latency` seconds after its
+last byte leaves. FIFO links occupy a shared uplink for too long if each of k senders has a link
+with only 1/k of the uplink's bandwidth. In a real network, the messages of several senders share
+the uplink at the same time, as in `Flows`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from labkit.schedules.round import Integers
 
 
 class Transfers(NamedTuple):
-    """The times of the messages of one communication round: arrays with one element per message.
+    """The times of the messages of one communication round, as arrays with one value per message.
 
     Attributes:
         start: The time in s at which the first byte of a message leaves the sender.
         delivery: The time in s at which the last byte of a message arrives at the receiver.
-        hops: For the first, second, … links of all routes: arrays of link numbers, start times in
-            s, end times in s, and fractions of the link's bandwidth. In `hops`, the link number -1
-            means that the route of the message has no further link.
+        hops: One tuple for each position in the routes (first link, second link, …). A tuple
+            contains arrays of link numbers, start times in s, end times in s, and fractions of the
+            link's bandwidth. In `hops`, the link number -1 means that the route of the message has
+            no further link.
     """
 
     start: Seconds
@@ -47,9 +48,8 @@ class Links:
     Args:
         network: The network whose links are modelled, with its bandwidths and latency.
         size: The number of ranks.
-        switches: The number of switches that take part in collectives; their numbers follow those
-            of the ranks;
-            default: 0.
+        switches: The number of switches that take part in collectives; ranks are numbered first,
+            then switches; default: 0.
 
     Attributes:
         nodes: The total number of ranks and switches.
@@ -60,7 +60,7 @@ class Links:
             (jitter) of its next message.
 
     Raises:
-        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -90,7 +90,7 @@ class Links:
         """Return the links of each message as one array, and the latencies without jitter.
 
         Returns:
-            links: Link numbers, shape (messages, hops), filled with -1 after a shorter route.
+            links: Link numbers, shape (messages, hops); shorter routes are padded with -1.
             latency: Seconds from a byte's departure to its arrival, shape (messages,).
         """
         way = self.way(source, destination)
@@ -125,7 +125,7 @@ class Uncontended(Links):
     """A fast model of links, valid if no link transfers messages of two rounds at the same time.
 
     Raises:
-        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -215,7 +215,7 @@ class FifoLinks(Links):
             The array `busy` may be replaced by an array in shared memory.
 
     Raises:
-        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -294,7 +294,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Reserve a link per message, update longest times in `slowest`, and return start times."""
+        """Reserve a link per message, update the maxima in `slowest`, and return start times."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()
@@ -319,7 +319,7 @@ class FifoLinks(Links):
 
 
 def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Group array indices by queue place: the first message of each link, the second, and so on."""
+    """Return arrays of indices: the first message of each link's queue, the second, and so on."""
     order = np.lexsort((ready, link))
     position = positions(link[order])
     by_turn = order[np.argsort(position, kind="stable")]

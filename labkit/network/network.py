@@ -39,9 +39,10 @@ class Slowdown(Checked):
         compute: The factor on compute times, or its mean if `distribution` is random; at least 1;
             default: 1.
         transfer: The factor on the time for which a message occupies the rank's links; default: 1.
-        distribution: "constant"; "uniform" on [1, 2 · compute - 1]; "exponential", 1 plus an
-            exponential random number of mean compute - 1; "lognormal", 1 plus a lognormal random
-            number of mean compute - 1 with σ = 1; default: "constant".
+        distribution: Distribution of the factor; "constant" (default), "uniform" on [1, 2 · compute
+            - 1], "exponential" or "lognormal". An exponential factor is 1 plus an exponential
+            random number of mean compute - 1. A lognormal factor is 1 plus a lognormal random
+            number of mean compute - 1 with σ = 1.
         pause: The interval (from, to) in which the rank computes nothing, in seconds since the
             start of the run; default: none.
     """
@@ -76,7 +77,7 @@ class Slowdown(Checked):
         return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
-        """Return the factor on a compute time: the quantile of `distribution` at `number`.
+        """Return the factor on a compute time, as a quantile of `distribution`.
 
         Args:
             number: The probability of the quantile, a uniform random number in [0, 1).
@@ -104,21 +105,22 @@ class Network(Checked):
     Args:
         latency: Seconds between the departure and the arrival of a byte, or a text such as "5ms".
         bandwidth: Bytes/s of each link in each direction, as a number or as a text such as "1Gb/s".
-        jitter: Maximum random delay in s that is added to each message's latency, uniform and
-            determined by `seed` and the number of the message; default: 0.
+        jitter: Maximum in s of a random delay that is added to each message's latency; default: 0.
+            The delay is uniform, and depends on `seed` and the number of the message.
         seed: The random seed of jitter and slowdowns; default: 0.
-        hosts: For each host, the list of its ranks; or the number of ranks per host. The ranks of a
-            host share its uplink, which has the bandwidth `bandwidth`; default: each rank has its
-            own link to one switch.
+        hosts: One list of ranks per host, or the number of ranks per host. The ranks of a host
+            share its uplink, which has the bandwidth `bandwidth`. By default, each rank has its own
+            link to one switch.
         host_latency, host_bandwidth: Latency in seconds and bandwidth in bytes/s between ranks of
             one host; default: `latency` and `bandwidth`.
-        links: A directed graph instead of a switch: a mapping of (source, destination) to bytes/s.
-            In a network with `links`, a message takes the route with the fewest links. If several
-            routes are equally short, the message takes the one through the lowest rank numbers.
-        stragglers: Slow ranks: a mapping of rank to `Slowdown`, or to a factor on both compute and
-            transfer times; default: none.
-        sharing: How messages share a link: "fair", max-min fair as TCP approximately does, or
-            "fifo", one message at a time at full bandwidth; default: "fair".
+        links: Directed graph that replaces the switch, as a mapping from (source, destination) to
+            bytes/s. In a network with `links`, a message takes the route with the fewest links. If
+            several routes are equally short, the message takes the one through the lowest rank
+            numbers.
+        stragglers: Slow ranks, as a mapping from rank to `Slowdown`, or to one factor on compute
+            and transfer times; default: none.
+        sharing: How messages share a link; "fair" means max-min fair rates, approximately as in
+            TCP. "fifo" means one message at a time at full bandwidth; default: "fair".
         name: The name of the network in figures; default: empty.
     """
 
@@ -199,18 +201,18 @@ class Network(Checked):
 
     @classmethod
     def parse(cls, value: str | Network | None) -> Network | None:
-        """Return the preset that `value` names; return a `Network` or None unchanged."""
+        """Return the preset named `value`, or `value` itself if it is a `Network` or None."""
         return cls.named(value) if isinstance(value, str) else value
 
     def schedule(self, name: str) -> Schedule:
-        """Return the named collective schedule, adapted to the hosts or links of this network."""
+        """Return the collective schedule of this name, adapted to the network's hosts or links."""
         schedule = schedules.get_collective(name)
         if schedule.layout is None or getattr(self, schedule.layout) is None:
             return schedule
         return partial(schedule, **{schedule.layout: getattr(self, schedule.layout)})
 
     def part(self, ranks: Sequence[int], size: int) -> Network:
-        """Return the part of the network that connects some ranks, which are renumbered 0, 1, …
+        """Return a network with only the given ranks, which get the new numbers 0, 1, …
 
         The returned network ignores contention with messages of other ranks. Emulations include
         contention with messages of other ranks, because their processes share the state of the
@@ -249,13 +251,13 @@ class Network(Checked):
         return self.model_copy(update={"stragglers": slow})
 
     def compute_factor(self, rank: int, number: int) -> float:
-        """Return the slowdown factor of a rank's computation `number` (a training step or pass)."""
+        """Return the slowdown factor of a rank's computation (a step or pass) with this number."""
         if rank not in self.stragglers:
             return 1.0
         return self.stragglers[rank].factor(float(uniform(self.seed, rank, number)[0]))
 
     def transfer_factor(self, rank: int) -> float:
-        """Return the factor on the time for which a message occupies the rank's links."""
+        """Return the factor by which a message occupies the rank's links for longer."""
         return self.stragglers[rank].transfer if rank in self.stragglers else 1.0
 
     def _repr_html_(self) -> str:
@@ -329,8 +331,8 @@ def _preset(name: str, latency: float, bandwidth: float) -> Network:
     return Network(name=name, latency=latency, bandwidth=bandwidth)
 
 
-# The latencies of the presets are times of a small message between two programs, including kernel
-# and library.
+# The latency of a preset is the time of a small message between two programs, including the time in
+# kernel and library.
 PRESETS: dict[str, Network] = {
     network.name: network
     for network in (
@@ -343,8 +345,8 @@ PRESETS: dict[str, Network] = {
         # Latency of 1GbE: half of the minimum round-trip time of 100 µs on ordinary hardware
         # (Rumble et al. 2011, It's time for low latency).
         _preset("1GbE", latency=50e-6, bandwidth=125e6),
-        # Latency of 100-Mb/s Ethernet: the latency of 1GbE plus 120 µs, in which a switch stores a
-        # frame of 1,500 bytes before forwarding it.
+        # Latency of 100-Mb/s Ethernet: the latency of 1GbE plus 120 µs. A switch needs 120 µs to
+        # store a frame of 1,500 bytes before it forwards the frame.
         _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
         # Latency of the wide-area link: the time of light in 5,000 km of fibre, at 5 µs per km. The
         # wide-area link has a bandwidth of 100 Mb/s.

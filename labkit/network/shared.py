@@ -26,8 +26,7 @@ class SharedLinks(Protocol):
 
     Attributes:
         length: Number of floats in the shared memory, all of which must be zero at the start.
-        version: A number that changes whenever delivery times that were returned earlier become
-            invalid.
+        version: A number that changes whenever earlier delivery times become invalid.
     """
 
     length: int
@@ -44,9 +43,9 @@ class SharedLinks(Protocol):
         Args:
             source, destination: The ranks of sender and receiver.
             nbytes: Bytes of the message.
-            turn: The turn number of the message; messages with the lowest turn on the sender's
-                outgoing link are transferred first. With the turn `FREE`, a message never waits for
-                other messages.
+            turn: The turn number of the message. On the sender's outgoing link, messages with lower
+                turn numbers go first. With the turn `FREE`, a message never waits for other
+                messages.
             now: The current time, in s.
         """
 
@@ -61,17 +60,16 @@ class SharedLinks(Protocol):
 
 
 def shared_links(network: Network, size: int) -> SharedLinks:
-    """Return shared links among `size` ranks, with fair or FIFO sharing as in `network.sharing`."""
+    """Return links among `size` ranks in shared memory, with sharing as in `network.sharing`."""
     return _Fifo(network, size) if network.sharing == "fifo" else FlowTable(network, size)
 
 
 class FlowTable:
     """A table in shared memory: active flows of all processes, and end times of recent flows.
 
-    The ticket of a flow, by which the receiver identifies it, is the number of the flow. Each
-    access to the table first advances all flows to the current time at their current rates
-    (`Flows`). The state of the table does not depend on which processes access the table or how
-    often.
+    The ticket of a flow is its number, by which the receiver identifies the flow. Each access to
+    the table first advances all flows to the current time at their current rates (`Flows`). Neither
+    the frequency of accesses nor the accessing process changes the state of the table.
 
     Raises:
         InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
@@ -82,8 +80,8 @@ class FlowTable:
         self._columns = 6 + self._links.hops
         self._routes: dict[tuple[int, int], tuple[Integers, float]] = {}
         self.length = HEAD + MAX_FLOWS * self._columns
-        # For each outgoing link, `_last_flows` contains this process's last two flows; `_latest` is
-        # the link of its last flow.
+        # For each outgoing link, `_last_flows` contains this process's last two flows. `_latest` is
+        # the link of this process's last flow.
         self._last_flows: dict[int, tuple[int, int]] = {}
         self._latest = -1
 
@@ -116,7 +114,7 @@ class FlowTable:
         return float(number)
 
     def _route(self, source: int, destination: int) -> tuple[Integers, float]:
-        """Return the links of a route, shape (1, hops), and the next message's latency in s."""
+        """Return a route's link numbers, shape (1, hops), and the next message's latency in s."""
         key = source, destination
         if key not in self._routes:
             way, latency = self._links.route(np.array([source]), np.array([destination]))
@@ -129,7 +127,7 @@ class FlowTable:
         return self._end_times([int(self._head[1]) - MAX_FLOWS], now)[0]
 
     def leaves(self, ticket: float, now: float) -> float:
-        """Return the end time of this process's second-to-last flow on its most recent link."""
+        """Return the end time of the flow before this process's last flow on the same link."""
         return self._end_times([self._last_flows[self._latest][0]], now)[0]
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
@@ -140,7 +138,7 @@ class FlowTable:
         return max((sum(both) for both in zip(times, latencies, strict=True)), default=0.0)
 
     def _end_times(self, numbers: Sequence[int], now: float) -> list[float]:
-        """Return the end time of each flow; 0.0 if a newer flow has replaced it in the table."""
+        """Return the end time of each flow, or 0.0 for a flow that is no longer in the table."""
         known = [number for number in numbers if number >= max(0, self._head[1] - MAX_FLOWS)]
         ends = dict.fromkeys(numbers, 0.0)
         ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
@@ -185,7 +183,7 @@ class FlowTable:
 class _Fifo:
     """FIFO links, whose state (the time until which each link is busy) is in shared memory.
 
-    The ticket of a message, which the receiver needs, is the time at which its first byte leaves.
+    The ticket of a message tells the receiver when the first byte leaves the sender.
     """
 
     version = 0.0  # constant, because later messages do not change earlier delivery times

@@ -181,14 +181,14 @@ class _Graph:
 
 
 def _padded(routes: list[list[int]]) -> list[Integers]:
-    """Return arrays of the routes' first links, second links, …; -1 after the end of a route."""
+    """Return one array per hop, with each route's link number, or -1 after the route's end."""
     longest = max(map(len, routes))
     table = np.array([route + [-1] * (longest - len(route)) for route in routes], np.int64)
     return list(table.reshape(len(routes), longest).T)
 
 
 def _search(neighbours: Mapping[int, Iterable[int]], source: int) -> dict[int, int]:
-    """Return each rank's predecessor on its shortest route from a source (breadth-first search)."""
+    """Return each rank's predecessor on a shortest route from the source (breadth-first search)."""
     previous = {source: source}
     queue = deque([source])
     while queue:

@@ -1,4 +1,4 @@
-"""Programs: update strategies whose order of updates depends on timing, with two runtimes."""
+"""Programs: update strategies whose order depends on timing, on MPI or a virtual clock."""
 
 from labkit.programs.actions import (
     Action,

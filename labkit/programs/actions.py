@@ -1,9 +1,9 @@
 """The actions that a program yields; the runtime executes each one and sends back an answer.
 
 Each worker and each server runs one program, which is a Python generator. Two runtimes execute the
-same generators. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the
-other uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program never
-reads the time, so it behaves the same on the wall clock and on the virtual clock.
+same generators. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`). The
+other runtime uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program
+never reads the time, so it behaves the same on the wall clock and on the virtual clock.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Gradient:
         loss: Loss of the batch, computed with the weights for which the gradient was requested.
         step: Number of batches for which the worker computed gradients before this one.
         last: Whether training ends after this gradient.
-        before: In the answer to a backward pass: the gradients of the pass's inputs, one for each
-            replica member that sent an input.
+        before: Gradients of a backward pass with respect to its inputs, one for each replica member
+            that sent an input.
     """
 
     values: Vector
@@ -86,18 +86,18 @@ class Message:
     """A message from one program to another.
 
     Attributes:
-        source: Program number of the sender: workers are 0, 1, …; the servers' numbers follow.
+        source: Program number of the sender. Workers have the numbers 0, 1, …, and servers have the
+            next numbers.
         values: Payload as a flat vector; None for a message without payload.
         version: Version of the weights, which is the number of updates applied to them.
         rows: Number of samples from which the gradient in the message was computed.
         step: Number of the training step of the worker that sends or receives the message.
-        ends: In a message with a gradient: whether training ends after this gradient. In an answer,
-            `ends` means that no work is left for the worker. In a message without values that
-            expects no answer, `ends` means that the worker has failed.
+        ends: Whether training ends after the gradient in this message. In an answer, `ends` means
+            that no work is left for the worker. If a message has no values and expects no answer,
+            `ends` means that the worker has failed.
         wants: Whether the sender expects an answer.
         sent, delivered: Times at which the message was sent and delivered, in s.
-        held: In an answer: the seconds between the delivery of the request and the sending of the
-            answer.
+        held: In an answer, the seconds from the delivery of the request until the answer is sent.
     """
 
     source: int
@@ -118,8 +118,8 @@ class Compute:
 
     Attributes:
         weights: Weights at which the gradient is computed, as a flat vector.
-        soft: Soft targets, as a flat vector, that are used in addition to the labels; see
-            `Predict`.
+        soft: Soft targets (see `Predict`) as a flat vector, which the loss uses in addition to the
+            labels.
         share: Coefficient of the soft targets' loss in the total loss.
         penalty: Value of loss terms whose gradient is computed elsewhere, for example by a server.
             The value `penalty` is added only to the recorded loss, not to the loss that is
@@ -134,7 +134,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Curvature:
-    """For a worker's first batch, compute the curvature of the loss along blocks of weights.
+    """Compute the curvature of the loss of a worker's first batch along blocks of weights.
 
     The answer is a `Gradient` whose values contain one row per block, flattened. Each row is the
     product of the Hessian and a vector that is ±1 in one block and 0 elsewhere.
@@ -171,7 +171,8 @@ class Forward:
     Attributes:
         place: The replica, its member (stage or machine), and the number of this member's pass.
         weights: Weights that belong to the replica member, as a flat vector.
-        values: Outputs of other members that the pass reads, see `labkit.programs.roles.Pass`.
+        values: Inputs of the pass, which are outputs of other members; see
+            `labkit.programs.roles.Pass`.
     """
 
     place: Place
@@ -223,7 +224,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Drop:
-    """Record that a server ignores a gradient, which is too late or comes from an empty batch."""
+    """Record that a server ignores a gradient, because it is too late or its batch is empty."""
 
     message: Message
 
@@ -235,7 +236,7 @@ class Send:
     Attributes:
         to: Program number of the receiver.
         message: Message to send.
-        answers: The earlier message to which `message` is the answer; None if it is not an answer.
+        answers: The earlier message that `message` answers, or None if `message` is not an answer.
     """
 
     to: int
@@ -246,7 +247,7 @@ class Send:
 @record()
 @dataclass(frozen=True)
 class Receive:
-    """Receive the next message from the program `source`; from any program if it is None."""
+    """Receive the next message from the program `source`, or from any program if it is None."""
 
     source: int | None = None
 
@@ -272,7 +273,7 @@ class AllReduceAction:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start an allreduce that runs during this worker's computation; only one may be running."""
+    """Start an allreduce that runs during this worker's computation; only one may run at a time."""
 
     allreduce: AllReduceAction
 
@@ -345,13 +346,14 @@ class TimingModel:
 
     Attributes:
         compute: Compute time of a worker that has no slowdown.
-        slow: Slowdown of each slow worker, by worker number.
+        slow: Mapping from the number of each slow worker to its slowdown.
         seed: Seed of the random durations.
-        measured: Seconds per gradient, measured in this process if `compute` has no fixed time.
+        measured: Measured seconds per gradient in this process; used only if `compute` has no fixed
+            time.
         update: Seconds that a server needs for one update.
-        later: Additional delays, in s, of messages with gradients, by (worker, step).
-        faults: Injected faults; those that slow down or pause a worker change the worker's compute
-            times.
+        later: Additional delays of gradient messages, in s; each key is a pair (worker, step).
+        faults: Injected faults. A fault that slows down or pauses a worker changes the worker's
+            compute times.
     """
 
     compute: ComputeTime
@@ -372,7 +374,7 @@ class TimingModel:
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time in s of a computation that is the fraction `share` of a full step."""
+        """Return the end time in s of a computation that takes `share` of a full step's work."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):

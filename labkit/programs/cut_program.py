@@ -1,4 +1,4 @@
-"""Programs of model-parallel replicas: stages or machines compute, but servers see one worker."""
+"""Programs of model-parallel replicas, each of which acts as one worker for the servers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
     executes all other actions alone, with its part of the weights.
 
     Args:
-        create: Function that creates a worker's program for the weights of one replica member, see
+        create: Function that creates a worker's program for the weights of one replica member; see
             `Roles.of_member`.
         roles: Roles of all programs.
         number: Program number of the replica member.
-        mark: State at the restart point; None if the program runs from its beginning.
+        mark: State at the restart point, or None if the program starts at its beginning.
     """
     inner, latest_messages = mark or (None, {})
     member, program = _Member(roles, number, latest_messages), create(inner)
@@ -79,7 +79,7 @@ def whole_replica_program(
             members.
         roles: Roles of all programs.
         number: Program number of the server.
-        mark: State at the restart point; None if the program runs from its beginning.
+        mark: State at the restart point, or None if the program starts at its beginning.
 
     Difference from Dean 2012: there, a server applies each machine's part of a gradient without
     waiting for other machines.
@@ -115,8 +115,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # `heard` stores the latest message from each sender; the next message to a sender is the
-        # answer to the sender's latest message.
+        # `heard` stores the latest message from each sender, which the next message to the sender
+        # answers.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
@@ -154,7 +154,7 @@ class _Member:
 
 
 class _PieceBuffer:
-    """A buffer for messages from the members of replicas, which waits until each has sent one."""
+    """A buffer that joins the messages of a replica's members after each member has sent one."""
 
     def __init__(self, roles: Roles, number: int) -> None:
         self._roles, self._own = roles, roles.part(number)
@@ -165,7 +165,7 @@ class _PieceBuffer:
         self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
-        """Add a replica member's message; return the joined message if every member sent one."""
+        """Add a replica member's message, and return the joined message once all have sent one."""
         worker, member, *_ = self._roles.place(piece.source)
         queues = self.here[worker]
         queues[member].append(piece)
@@ -182,7 +182,7 @@ class _PieceBuffer:
     def divided(
         self, worker: int, values: Vector | None
     ) -> list[tuple[int, Vector | None, Message]]:
-        """Return, for each replica member: its number, its part of the values, and its message."""
+        """Return each replica member's number, its part of the values, and its latest message."""
         parts = [None if values is None else part.take(values) for part in self._shared]
         return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 

@@ -52,13 +52,13 @@ class ReplicaMember(Protocol):
 
 
 class CutReplicas(NamedTuple):
-    """The result of dividing a model: members (stages or machines) of a replica, weights, passes.
+    """A model divided among the members (stages or machines) of a replica.
 
     Attributes:
         members: Computation of each replica member.
         parts: For each member, the part of the flat weights that it stores.
-        passes: For each member, its passes; a pass contains the numbers of the members with which
-            it exchanges messages.
+        passes: List of the passes of each member. A pass contains the numbers of the members with
+            which it exchanges messages.
         described: Description of the cuts between stages, which is stored in the record of the run.
     """
 
@@ -75,9 +75,9 @@ class CutReplica(Replica):
         model: Model of the stage, which shares its layers with the whole model.
         batches: Function of (worker, batch number) that returns a batch.
         variables: Weights of the stage, in the order of the whole model.
-        read: At the first stage, function that selects the stage's inputs from the inputs of the
-            model; None at other stages.
-        loss: At the last stage, loss function of (y, predictions, sample weights); None at other
+        read: Function that selects the first stage's inputs from the inputs of the model; None at
+            other stages.
+        loss: Loss function of (y, predictions, sample weights) for the last stage; None at other
             stages.
     """
 
@@ -121,7 +121,7 @@ class CutReplica(Replica):
         return Passed(() if last else (output.reshape(-1),), number)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute the pending batch's gradient; the last stage also returns samples and loss."""
+        """Compute the pending batch's gradient; the last stage adds its sample count and loss."""
         step, rows, loss, shape = self._pending.pop(place.worker)
         last = self._loss is not None
         facts = (rows, loss, step) if last else (0, np.nan, step)
@@ -138,7 +138,7 @@ class CutReplica(Replica):
     def _batch(
         self, worker: int, number: int, values: Sequence[Vector]
     ) -> tuple[list[tf.Tensor], tf.Tensor | None, tf.Tensor | None]:
-        """Return the inputs of a stage, and at the last stage also targets and sample weights."""
+        """Return a stage's inputs, targets and sample weights; inner stages have only inputs."""
         x, y, weight = None, None, None
         if self._read is not None or self._loss is not None:
             x, y, weight = self._batches(worker, number)

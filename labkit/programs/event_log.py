@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Return soft targets for a batch of a worker, predicted with given weights."""
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """For a worker's first batch, compute the curvature of the loss along blocks of weights."""
+        """Compute the curvature of the loss of a worker's first batch along blocks of weights."""
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """Run a forward pass of a replica member (stage or machine) over the next batch."""
@@ -39,13 +39,13 @@ class Backend(Protocol):
         """Run the backward pass that belongs to a completed forward pass."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient to a program's weights; return the new weights, which are read-only."""
+        """Apply a gradient to a program's weights, and return the new read-only weights."""
 
     def states(self, worker: int) -> Vector:
         """Return a worker's optimizer slots and layer statistics as one flat vector."""
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """Replace a worker's weights, and its states if they are given; return the new weights."""
+        """Replace a worker's weights and, if given, its states; return the new weights."""
 
     def forget(self, worker: int) -> None:
         """Reset a worker's optimizer: its slots and its step counter."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Record a completed step of a worker as one row of the run's history."""
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Record a program's weights at the end of an epoch; `now` is the elapsed time in s."""
+        """Record a program's weights at the end of an epoch, `now` seconds after the start."""
 
     def stops(self) -> bool:
         """Return whether training must end now."""
@@ -63,7 +63,7 @@ class Backend(Protocol):
 @record()
 @dataclass
 class Carried:
-    """A worker's traffic: all sent messages, and those received from programs without history rows.
+    """A worker's traffic: its sent messages, and messages from servers, which have no rows.
 
     Attributes:
         nbytes: Total bytes of the payloads of all messages.
@@ -117,13 +117,13 @@ class EventLog:
             The value of `update` is the number of the server's update (-1 for a dropped gradient).
             The value of `version` is the version of the weights at which the gradient was computed.
             The values of `sent`, `delivered` and `applied` are times in s.
-        losses: Failures of workers (not training losses), each with worker, seconds (time in s),
-            and gradients (the number that the worker computed).
-        writers: Numbers of the programs that have history rows: workers, or all members (stages or
-            machines) of model-parallel replicas. Each message is counted once, in the history row
-            of its sender. If the sender is a server, which has no history rows, the message is
-            counted in the receiver's row. The history row of a replica's last member contains the
-            loss and the number of samples of the replica.
+        losses: One entry per failed worker: its number, the time of the failure in s, and the
+            number of gradients that it computed.
+        writers: Numbers of the programs with history rows: workers, or members (stages or machines)
+            of model-parallel replicas. Each message is counted once, in the history row of its
+            sender. If the sender is a server, which has no history rows, the message is counted in
+            the receiver's row. The history row of a replica's last member contains the loss and the
+            number of samples of the replica.
     """
 
     backend: Backend
@@ -137,7 +137,7 @@ class EventLog:
     _updates: dict[int, int] = field(default_factory=dict)
 
     def record_gradient(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a computed gradient, which ends the worker's previous step."""
+        """Record a computed gradient, and end the worker's previous step."""
         carried = self._ahead.pop(worker, Carried())
         self.end_step(worker, start)
         self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
@@ -158,7 +158,9 @@ class EventLog:
             play.computed, play.until = play.computed + stop - start, stop
 
     def record_backward(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a replica member's backward pass; only its last pass yields weight gradients."""
+        """Record a replica member's backward pass; only a step's last pass yields weight
+        gradients.
+        """
         if play := self._plays.get(member):
             play.gradient = _about(gradient)
             play.computed, play.until = play.computed + stop - start, stop
@@ -194,7 +196,7 @@ class EventLog:
         )
 
     def record_failure(self, members: Sequence[int], now: float) -> None:
-        """Record that a replica failed with all its members; discard incomplete gradients."""
+        """Record that all members of a replica failed, and discard their incomplete gradients."""
         *others, worker = members
         for member in others:
             self._plays.pop(member, None)
@@ -208,7 +210,7 @@ class EventLog:
         self.end_step(worker, now)
 
     def count_sent(self, worker: int, message: Message, on_wire: bool) -> None:
-        """Count a sent message in the sender's current training step, or in its next step."""
+        """Count a sent message in the sender's current or next training step."""
         play = self._plays.get(worker)
         if play is not None and message.step <= play.gradient.step:
             _count(play.carried, message, on_wire)

@@ -54,15 +54,15 @@ _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
 class MpiRuntime(Runtime):
-    """A runtime that executes one rank's programs, and exchanges messages with others over MPI.
+    """A runtime that executes one rank's programs, and exchanges messages with other ranks.
 
     A rank with one program computes in its main thread. If a rank has both a worker and a server,
     the server can answer messages with gradients while the worker computes. A worker that shares
-    its rank with a server computes in a second thread; only the main thread calls MPI.
+    its rank with a server computes in a second thread. Only the main thread calls MPI.
 
     Args:
-        programs: Programs of this rank, by program number.
-        hosts: Number of the rank that executes each program, by program number.
+        programs: Programs of this rank; each key is a program number.
+        hosts: For each program number, the rank that executes the program.
         communicator: Communicator of all ranks.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
@@ -91,8 +91,8 @@ class MpiRuntime(Runtime):
         # For each program: the next answer that it receives.
         self._ready: dict[int, Any] = dict.fromkeys(programs)
 
-        # The pairs (receiver, message) are in `_near` if this rank sent the message, and in `_far`
-        # if another rank sent the message.
+        # Pairs (receiver, message): `_near` contains the messages from this rank, and `_far` the
+        # messages from other ranks.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
         self._wakes: dict[int, float] = {}  # for each program: time in s at which its `Wait` ends
@@ -106,10 +106,10 @@ class MpiRuntime(Runtime):
         self._slowdown_context: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._compute_thread = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
-        # Compressors' error feedback, by fragment of the weights.
+        # Error feedback of the compressors, with one entry per fragment of the weights.
         self._means: dict[int, CompressedMean] = {}
 
-        # Error feedback that was restored from a checkpoint, by fragment of the weights.
+        # Error feedback from a checkpoint, with one entry per fragment of the weights.
         self._restored_feedback: dict[int, Mapping[str, Vector]] = {}
         # While an allreduce runs in this thread, no other thread calls MPI, so other messages are
         # not sent.
@@ -182,15 +182,16 @@ class MpiRuntime(Runtime):
     # --- state -------------------------------------------------------------------------------
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Enable checkpoints, see `Runtime.keeps`; from now on, this rank counts its messages."""
+        """Enable checkpoints (see `Runtime.keeps`), and begin to count this rank's messages."""
         super().keeps(outside)
         self.still = Quiescence(self._communicator)
 
     def stands(self) -> int | None:
-        """Pause until all ranks are quiescent (collective); return the total number of steps.
+        """Pause until no messages are in transit, and return the total number of steps
+        (collective).
 
-        `stands` returns None if another rank waits for this rank, because this rank must then
-        continue before it can pause.
+        If another rank waits for this rank, the method returns None, because this rank must
+        continue first.
         """
         assert self.still is not None  # for the type checker: `keeps` has set `still`
         if self._under_way is not None:
@@ -213,7 +214,7 @@ class MpiRuntime(Runtime):
         return self._save_state(own_state, backend_state)
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Restore the state of this rank from `state`, and return the backend's state in it."""
+        """Restore this rank from `state`, and return the backend's part of `state`."""
         assert self.still is not None  # for the type checker: `keeps` has set `still`
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program
@@ -226,7 +227,7 @@ class MpiRuntime(Runtime):
         return backend_state
 
     def _offer_checkpoint(self, number: int) -> None:
-        """Offer to save a checkpoint in which a program has not yet requested its current action.
+        """Call the checkpoint function as if the program had not yet requested its current action.
 
         A program that restarts from the checkpoint receives its previous answer again, and then
         requests its current action again.
@@ -299,7 +300,7 @@ class MpiRuntime(Runtime):
     # --- allreduce ---------------------------------------------------------------------------
 
     def _count_allreduce(self) -> None:
-        """Count an allreduce at its start; ranks can pause only when their counts are equal."""
+        """Count a started allreduce, because ranks pause only when their counts are equal."""
         if self.still is not None:
             self.still.count(allreduces=1)
 
@@ -328,7 +329,7 @@ class MpiRuntime(Runtime):
         return AllReduceState(mean, wait, self._now(), *counts)
 
     def _compressed_mean(self, action: AllReduceAction, values: Vector, name: str) -> None:
-        """Replace values by their mean over all ranks; the messages are compressed (collective)."""
+        """Replace `values` by their mean over all ranks, with compressed messages (collective)."""
         assert action.compressor is not None  # for the type checker
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)

@@ -1,4 +1,4 @@
-"""Replicas of a model on a grid of machines: weights of each machine, and exchanged values."""
+"""Replicas of a model on a grid of machines, which store parts of the weights."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class _PendingBatch:
 
 
 class TiledReplica:
-    """One machine's computation for all replicas on grids, with one pending batch per replica.
+    """The computation of one grid machine for all replicas, with one pending batch each.
 
     The first pass reads the inputs of the batch, which are available on every machine. In the first
     forward pass, machine 0, which is the last member of the replica, sends shared kernels to the
-    other machines. When the first pass runs backward, machine 0 adds up the gradients of the shared
-    kernels. Each later pass except the final pass computes one layer. In the final pass, machine 0
-    computes the loss.
+    other machines. When the first pass runs backward, machine 0 sums the gradients of the shared
+    kernels over all machines. Each later pass except the final pass computes one layer. In the
+    final pass, machine 0 computes the loss.
 
     Args:
         machine: Machine of the grid, with its layers and the values that it exchanges with other
@@ -75,15 +75,14 @@ class TiledReplica:
         self._end = _end(machine, whole) if self._last else None
         sizes = [layer.size for layer in self._layers]
         self._bounds = np.cumsum([0, *sizes]).tolist()
-        # `_shared_mask` is True for weights that all machines share, which machine 0 sends to the
-        # other machines.
+        # `_shared_mask` is True for the weights that machine 0 sends to all other machines.
         self._shared_mask = np.repeat([machine.shares(number) for number in numbers], sizes)
         self._steps: dict[int, int] = {}
         self._pending: dict[int, _PendingBatch] = {}
 
     @property
     def paths(self) -> list[str]:
-        """The names of the weights; all weights of one layer have one name."""
+        """The names of the weights, with one name for all weights of a layer."""
         return [f"{piece.plane.name}/weights" for piece in self._machine.pieces]
 
     def pieces(self, flat: Vector) -> list[Vector]:
@@ -91,7 +90,7 @@ class TiledReplica:
         return [flat[start:stop] for start, stop in pairwise(self._bounds)]
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Compute a layer from own and received values; return outputs for other machines."""
+        """Compute a layer from own and received values; return its outputs for other machines."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._begin_batch(worker, weights, values)
@@ -113,7 +112,7 @@ class TiledReplica:
         )
 
     def _begin_batch(self, worker: int, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Read a batch; combine this machine's own weights with shared weights that it received."""
+        """Read a batch, and combine this machine's own weights with weights from machine 0."""
         step = self._steps.get(worker, 0)
         self._steps[worker] = step + 1
         x, y, weight = self._batches(worker, step)
@@ -127,7 +126,7 @@ class TiledReplica:
         return Passed((weights[self._shared_mask],) * others, step)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Return the gradients of a layer's input or, at the first pass, those of all weights."""
+        """Return the gradient of a layer's input; for the first pass, of all weights."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._end_batch(worker, values)
@@ -140,14 +139,15 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # The loss needs no incoming gradient; `pending.x` only gives the number of samples.
+            # `pending.x` only gives the number of samples, because the loss needs no incoming
+            # gradient.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)
         return Gradient(pending.weights[:0], 0, nan, pending.step, before=before)
 
     def _end_batch(self, worker: int, values: Sequence[Vector]) -> Gradient:
-        """Return this machine's weight gradients; machine 0 also returns samples and loss."""
+        """Return this machine's weight gradients; machine 0 adds the sample count and the loss."""
         pending = self._pending.pop(worker)
         gradients = np.concatenate([pending.weights[:0], *pending.gradients[::-1]])
         if not self._last:
@@ -202,8 +202,8 @@ class _Layer:
 
         Args:
             worker: Number of the worker whose batch is pending.
-            gradient: Gradient of the layer's output; if the object computes the loss, only the
-                number of rows of `gradient` is used.
+            gradient: Gradient of the layer's output. An object that computes the loss uses only the
+                number of rows of `gradient`.
         """
         if not len(gradient):
             empty = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)
@@ -234,11 +234,11 @@ def _end(machine: GridMachine, whole: keras.Model) -> _Layer:
 
 
 def tiled(model: keras.Model, batches: Batches, grid: Grid) -> CutReplicas:
-    """Divide a model over a grid of machines; machine 0, the last member, computes the loss.
+    """Divide a model over a grid of machines; machine 0 (the last member) computes the loss.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or if there are more machines than output
-            positions or units of a layer to divide among them.
+        InvalidInput: If a layer cannot be divided, or has fewer output positions or units than
+            there are machines.
     """
     validate_grid(grid, None, planes_of(pieces_of(model)))
     dtype = str(model.trainable_variables[0].dtype)

@@ -1,11 +1,11 @@
 """The state of programs, encoded as text and arrays so that it can be stored and restored.
 
-Encoding of Python objects as nodes of JSON, which `labkit.programs.program_state` decodes.
+`ObjectWriter` encodes Python objects as nodes of JSON, which `ObjectReader` decodes.
 
-Each node consists of the kind of an object and the object's data. Numbers, strings and None are not
-nodes; they are written as they are. The JSON `[n]` refers to node n, so that objects may be shared
-and references may form cycles. Nodes contain no code: the node of a record contains the record's
-fields, and the class name that `labkit.common.state` registers.
+Each node consists of the kind of an object and the object's data. Numbers, strings and None are
+written without a node. The JSON `[n]` refers to node n, so that several nodes can share an object
+or form a cycle. Nodes contain no code. The node of a record contains its fields and its class name,
+which `labkit.common.state` registers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class ObjectWriter:
     """An encoder of Python objects as nodes of JSON.
 
     Args:
-        outside: Existing objects, to which nodes refer by name, because the nodes do not encode
-            them.
+        outside: Mapping from names to existing objects, which nodes name instead of encoding.
 
     Attributes:
         nodes: The nodes of all objects that have been encoded.
@@ -48,7 +47,8 @@ class ObjectWriter:
         self.arrays: list[np.ndarray] = []
 
     def value(self, item: Any) -> JSON:
-        """Return a plain value unchanged, or a reference to the node of an object.
+        """Return a plain value unchanged; for an object, return the JSON reference `[n]` to its
+        node.
 
         Raises:
             LabkitError: If the object cannot be stored, for example a function.
@@ -122,12 +122,11 @@ MOST_ALIKE = 32  # maximum number of keys with equal hash; a few keys have equal
 
 
 class ObjectReader:
-    """A decoder of nodes; it fills containers last, so that objects may refer to each other.
+    """A decoder of nodes, which fills containers last, because objects may refer to each other.
 
     Args:
         arrays: The arrays to which nodes refer by index.
-        outside: Existing objects, to which nodes refer by name, because the nodes do not encode
-            them.
+        outside: Mapping from names to existing objects, which nodes name instead of encoding.
     """
 
     def __init__(self, arrays: tuple[np.ndarray, ...], outside: Mapping[str, object]) -> None:
@@ -154,7 +153,7 @@ class ObjectReader:
             fill()
 
     def value(self, data: Any) -> Any:
-        """Return plain data unchanged; if `data` is a node's number, return the node's object."""
+        """Return plain data unchanged; for a JSON reference `[n]`, return the object of node n."""
         if type(data) in PLAIN:
             return data
         (number,) = data
@@ -202,7 +201,7 @@ class ObjectReader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        # Names are converted to strings, because nobody can construct strings with equal hashes.
+        # Names become strings, because an attacker cannot construct many strings with equal hashes.
         entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
         entry.validate_names(pairs)
         if entry.is_tuple:
@@ -304,7 +303,7 @@ LIMIT = 2**28
 @record()
 @dataclass(frozen=True)
 class ProgramState:
-    """A snapshot of objects: their structure as JSON text, and their arrays, which are read-only.
+    """A snapshot of objects: their structure as JSON text, and their read-only arrays.
 
     Attributes:
         form: JSON nodes that encode the objects; each array is replaced by its index in `arrays`.
@@ -316,11 +315,12 @@ class ProgramState:
 
 
 def keep(value: Any, outside: Mapping[str, object]) -> ProgramState:
-    """Return the current state of an object; its arrays are not copied.
+    """Return the current state of an object without copying its arrays.
 
     Args:
         value: Object to save.
-        outside: Objects, by name, to which the state refers but which it does not contain.
+        outside: Mapping from names to objects, to which the state refers but which it does not
+            contain.
 
     Raises:
         LabkitError: If a part of the object cannot be stored, for example a function.
@@ -335,7 +335,8 @@ def restore_object(state: ProgramState, outside: Mapping[str, object]) -> Any:
     """Return a new object, decoded from a saved state.
 
     Raises:
-        LabkitError: If the text is not a valid state, or names a type that states cannot contain.
+        LabkitError: If the text is not a valid state, or contains a type that states may not
+            contain.
     """
     with decoding("the state in the checkpoint"):
         content = _content(state.form)

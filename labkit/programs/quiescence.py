@@ -12,7 +12,7 @@ _MET, _SENT, _GOT, _STEPS, _OVER = range(5)
 
 
 class Quiescence:
-    r"""A consistent snapshot of the programs of several ranks, made possible by message counts.
+    r"""A protocol that stops all ranks in a consistent state, which message counts detect.
 
     First, rank 0 requests a checkpoint from all ranks. Each rank then pauses before its next
     action, but continues to receive messages. The ranks are quiescent when their counts of
@@ -44,17 +44,17 @@ class Quiescence:
 
     @property
     def steps_of_all(self) -> int:
-        """The number of training steps that all ranks together have completed (status table)."""
+        """The number of training steps that all ranks together have completed."""
         return int(self._board.counts()[:, _STEPS].sum())
 
     def count(self, steps: int = 0, allreduces: int = 0, sent: int = 0, got: int = 0) -> None:
-        """Increase this rank's counts of steps, started allreduces, sent and received messages."""
+        """Increase this rank's counts of steps, allreduces, sent messages and received messages."""
         self.steps, self._met = self.steps + steps, self._met + allreduces
         self._sent, self._got = self._sent + sent, self._got + got
         self._board.count(self._met, self._sent, self._got, self.steps, self._over)
 
     def ask(self) -> None:
-        """Request a checkpoint from all ranks; only rank 0 may call this."""
+        """Request a checkpoint from all ranks; only rank 0 may call this method."""
         if not self._asked:
             self._asked = True
             self._board.request_checkpoint(self._time)
@@ -97,7 +97,7 @@ class Quiescence:
         return int(counts[:, _STEPS].sum())
 
     def all_ended(self) -> bool:
-        """Return whether all ranks have ended; before that, a checkpoint may still be requested.
+        """Return whether all ranks have ended, so that nobody can request another checkpoint.
 
         Rank 0 ends after all other ranks, and requests no checkpoint after its end.
         """

@@ -21,7 +21,7 @@ Batches: TypeAlias = Callable[[int, int], Triple]
 
 
 class Replica:
-    """A model's gradient as a function of flat weights; all workers use one TensorFlow graph.
+    """A model's gradient as a function of flat weights, with one graph for all workers.
 
     Each worker also has its own copy of the layers' state, such as moving statistics and random
     seeds.
@@ -29,8 +29,8 @@ class Replica:
     Args:
         model: Compiled model with the initial weights.
         batches: Function of (worker, batch number) that returns a batch.
-        variables: Trainable variables in the order of the flat weights; if None, in the order of
-            the model.
+        variables: Trainable variables in the order of the flat weights; None means the order of the
+            model.
     """
 
     def __init__(
@@ -96,7 +96,9 @@ class Replica:
     def gradient_of(
         self, worker: int, number: int, weights: Vector, batches: Batches, *soft: tf.Tensor
     ) -> Gradient:
-        """Compute a batch's gradient; `soft` may contain soft targets and their coefficient."""
+        """Compute the gradient of a batch; `soft` may contain soft targets and their
+        coefficient.
+        """
         x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
@@ -108,7 +110,7 @@ class Replica:
     def curved(
         self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
     ) -> Gradient:
-        """For each block of weights, multiply the Hessian of the first batch's loss by a vector.
+        """Multiply the Hessian of the first batch's loss by one vector per block of weights.
 
         The class `labkit.programs.actions.Curvature` describes the vectors by which the Hessian is
         multiplied.
@@ -134,19 +136,19 @@ class Replica:
         self._assign(self._first)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return a worker's values of the layers' non-trainable variables."""
+        """Return the values of the layers' non-trainable variables for one worker."""
         if worker == self._whose:
             return [variable.numpy() for variable in self.model.non_trainable_variables]
         return self._states.get(worker, self._first)
 
     def put_states(self, worker: int, states: Sequence[np.ndarray]) -> None:
-        """Set a worker's values of the layers' non-trainable variables."""
+        """Set the values of the layers' non-trainable variables for one worker."""
         self._states[worker] = list(states)
         if worker == self._whose:
             self._assign(states)
 
     def keep(self) -> tuple[dict[int, int], dict[int, list[np.ndarray]]]:
-        """Return, for each worker, the number of batches computed so far, and its layer state."""
+        """Return each worker's number of computed batches, and each worker's layer state."""
         workers = self._steps.keys() | self._states.keys()
         return dict(self._steps), {worker: self.states(worker) for worker in workers}
 
@@ -172,7 +174,7 @@ class Replica:
             variable.assign(weights[start:stop].reshape(variable.shape))
 
     def _become(self, worker: int) -> None:
-        """Load a worker's layer state into the layers; save the previous worker's state first."""
+        """Save the previous worker's layer state, and load this worker's state into the layers."""
         if not self._first or worker == self._whose:
             return
         variables = self.model.non_trainable_variables
@@ -204,7 +206,7 @@ class Replica:
         return self._flat(tape, slope, flat.dtype)
 
     def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Return the flat gradient of `of` for all weights; 0 for weights without influence."""
+        """Return the flat gradient of `of`, with 0 for weights that do not influence `of`."""
         gradients = tape.gradient(of, [variable.value for variable in self._variables])
         pieces = [
             tf.zeros([stop - start], dtype) if gradient is None else tf.reshape(gradient, [-1])
@@ -313,7 +315,7 @@ class Shard:
         self._optimizer.iterations.assign(0)
 
     def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient, with the learning rate multiplied by `rate`; return the new weights."""
+        """Apply a gradient with the learning rate times `rate`, and return the new weights."""
         if not self._variables:
             return gradient[:0]
         self._factor.assign(rate)
@@ -337,7 +339,7 @@ def _scale(
 ) -> None:
     """Multiply the optimizer's learning rate by a factor, and keep the dtype of the learning rate.
 
-    A learning rate schedule also counts the steps before the optimizer was reset.
+    A reset of the optimizer does not restart a learning rate schedule.
     """
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)

@@ -1,4 +1,4 @@
-"""Roles in a program run: data about all programs, which every program knows at its start."""
+"""Roles of workers and servers in a program run, which every program knows at its start."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ServerPieces:
             at += stop - start
 
     def within(self, other: ServerPieces) -> ServerPieces:
-        """Return the weights in both `self` and `other`, as ranges of this server's own vector."""
+        """Return the weights that `self` and `other` share, as ranges of the vector of `self`."""
         pieces: list[TensorPiece] = []
         at = 0
         for piece in self.pieces:
@@ -108,7 +108,7 @@ class ServerPieces:
 
 
 def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> list[ServerPieces]:
-    """Place tensors on servers by a named rule (`PLACEMENTS`); return the ranges of each server."""
+    """Place tensors on servers by a rule in `PLACEMENTS`, and return each server's ranges."""
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
     tensors = [
         TensorPiece(number, start, stop, tuple(shape))
@@ -138,7 +138,7 @@ def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiec
 
 
 def sharded(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Divide the flat weights into one range of equal size per server, which may divide tensors."""
+    """Divide the flat weights into equal ranges, one per server; a boundary may split a tensor."""
     edges = cut(tensors[-1].stop, [1.0] * servers)
     return [
         [
@@ -174,8 +174,8 @@ class Pass:
         gets: Numbers of the replica members whose outputs the pass reads.
         gives: Numbers of the replica members whose next pass reads the outputs of this pass.
         share: Fraction of the replica's total computation that belongs to this pass.
-        goes_back: Whether the pass also runs backward, because its own weights, or those of earlier
-            passes, need a gradient.
+        goes_back: Whether the pass runs backward, because its own or earlier weights need a
+            gradient.
         returns: Whether weights of earlier passes need a gradient. If weights of earlier passes
             need a gradient, the backward pass sends gradients of the pass's inputs to the members
             in `gets`.
@@ -189,7 +189,7 @@ class Pass:
 
 
 def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
-    """Return the passes of each pipeline stage: a single one, which runs forward and backward.
+    """Return the only pass of each pipeline stage, which runs forward and backward.
 
     Args:
         parts: For each stage, the ranges of the flat weights that it has. A stage's fraction of the
@@ -210,7 +210,7 @@ def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
 
 @dataclass(frozen=True)
 class Roles:
-    """Workers, which compute, and servers, which store weights and are numbered after the workers.
+    """Workers that compute gradients, and servers that store weights and are numbered next.
 
     A worker may be a model-parallel replica, which is divided into stages or over a grid of
     machines. Each member of a replica (a stage or a machine) has its own program number. The last
@@ -219,20 +219,21 @@ class Roles:
 
     Attributes:
         workers: Number of workers.
-        parts: For each server, the ranges of the flat weights that it stores; empty if there are no
-            servers, because each worker then stores all weights.
+        parts: For each server, its ranges of the flat weights. Without servers, `parts` is empty,
+            and each worker stores all weights.
         steps: Steps per epoch; in each step, every worker computes one batch.
         epochs: Number of epochs.
         weights: Initial weights of the model, as one flat vector.
-        hosts: Rank of each program, by program number; programs on one rank share its network link.
+        hosts: For each program number, the rank of the program. Programs on one rank share a
+            network link.
         seed: Seed of the programs' random choices.
-        slower: For each worker, its compute time divided by that of the fastest worker.
+        slower: For each worker, its compute time divided by the compute time of the fastest worker.
         layers: For each layer, its number of weights, in the order of the flat weights.
         rate: Learning rate of the optimizer in the first training step.
-        cut: For each member (stage or machine) of a replica, the ranges of the flat weights that
-            the member stores; empty if the model is not divided.
-        passes: For each member (stage or machine) of a replica, the passes of its computation; each
-            pass names the members with which it exchanges messages.
+        cut: For each replica member (stage or machine), its ranges of the flat weights; empty if
+            the model is not divided.
+        passes: For each replica member (stage or machine), its passes. A pass names the members
+            with which it exchanges messages.
     """
 
     workers: int
@@ -259,7 +260,7 @@ class Roles:
         return self.workers
 
     def assemble_weights(self, parts: Mapping[int, Vector]) -> Vector:
-        """Join the parts of the weights from all servers, or average the workers' copies."""
+        """Join the servers' parts of the weights; without servers, average the workers' weights."""
         if len(parts) == 1:
             return next(iter(parts.values()))
         if not self.parts:  # without servers, each worker has a copy of all weights
@@ -281,7 +282,7 @@ class Roles:
         )
 
     def routes(self, compressed: bool = False) -> dict[tuple[int, int], int]:
-        """Return the maximum bytes of a message for each (sender, receiver) on different ranks.
+        """Return the maximum message size in bytes for each (sender, receiver) on different ranks.
 
         Args:
             compressed: Whether messages are compressed. A compressed message may be larger than the
@@ -310,13 +311,13 @@ class Roles:
     # --- model-parallel replicas -------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """Return the program numbers of a replica's members; without members, only `worker`."""
+        """Return the program numbers of a replica's members, or only `worker` if there are none."""
         others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
 
     def place(self, number: int) -> Place:
-        """Return the numbers of the replica and the member to which a program number belongs."""
+        """Return the replica number and the member number that belong to a program number."""
         behind, member = number - self.workers - len(self.parts), len(self.cut) - 1
         return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
@@ -335,15 +336,15 @@ TENSORS = 1_000  # number of seeds reserved for each receiving program; each ten
     *("_pushes", "_heard", "_answers", "_told"),
 )
 class CodecChannel:
-    r"""One end of the channel between a worker and a server; each end has one such object.
+    r"""The worker's end or the server's end of the channel between one worker and one server.
 
     A worker sends each gradient in compressed form. If the compressor uses error feedback, the
     worker stores the compression error and adds it to the next gradient. A server with weights w
     stores a copy \(\tilde w\) of the worker's weights, and sends the compressed difference \(w -
     \tilde w\). The worker and the server then update their copies of the weights: \(\tilde w
     \leftarrow \tilde w + D(E(w - \tilde w))\). E denotes encoding by the compressor, and D denotes
-    decoding. Worker and server store bitwise identical copies \(\tilde w\) of the weights. The
-    difference that an answer contains includes the compression error of the previous answer.
+    decoding. Worker and server store bitwise identical copies \(\tilde w\) of the weights. Each
+    answer's difference includes the compression error of the previous answer.
 
     Without a compressor, payloads are sent unchanged.
 
@@ -401,8 +402,8 @@ class CodecChannel:
         self._followed = self._followed + self._told.decode(payload)
         return self._followed
 
-    # A worker or a server encodes in one direction and decodes in the other, so it uses only two of
-    # the four codec objects below.
+    # Each end of the channel uses two of the four codec objects below: one encodes, and one
+    # decodes.
 
     @cached_property
     def _pushes(self) -> Encoder:

@@ -44,33 +44,33 @@ class Event(NamedTuple):
     given: tuple[Any, ...]
 
 
-# Pairs of an object and the names of those of its attributes that a checkpoint saves and restores.
+# Pairs of an object and the names of its attributes that a checkpoint saves and restores.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-# A function that adds an event to the runtime's queue; its arguments are the event's time in s and
-# the event.
+# A function that adds an event to the runtime's queue. Its arguments are the time of the event in
+# s, and the event.
 Schedule: TypeAlias = Callable[[float, Event], None]
 
 
 class MessageCarrier(Protocol):
-    """A transport of messages between simulated ranks, which determines when they arrive."""
+    """A transport of messages between simulated ranks, which determines their arrival times."""
 
     @property
     def next(self) -> float:
         """The time in s of the next event on the network links; infinity if no event is pending."""
 
     def run(self, until: float) -> Sequence[tuple[float, Event]]:
-        """Advance the time to `until`, in s; return (arrival time, event) for each sent message."""
+        """Advance the time to `until` s, and return (arrival time, event) of each message."""
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        """Start a message between two ranks; the event `arrive` takes place at its arrival."""
+        """Start a message between two ranks, whose arrival is the event `arrive`."""
 
     @property
     def state_attributes(self) -> StateAttributes:
-        """The objects that change during message transfers, with the changing attributes' names."""
+        """The objects that change during message transfers, with names of changing attributes."""
 
 
 def carrier(network: Network | None, places: int, schedule: Schedule) -> MessageCarrier:
-    """Return a message transport for a network; if `network` is None, messages have no delay."""
+    """Return a message transport for a network, or one without delays if it is None."""
     if network is None:
         return _Free(schedule)
     return (
@@ -175,12 +175,12 @@ class Player:
 
     Attributes:
         inbox: Delivered messages that the program has not yet received.
-        waits: The request of a program that waits for a message; None if the program does not wait.
+        waits: The pending request of a program that waits for a message; None if the program does
+            not wait.
         over: Whether the program has ended.
-        mark: State of the program at its latest restart point; None if it restarts from its
-            beginning.
-        heard: Answers that the program has received since its restart point, recorded only if
-            checkpoints are enabled.
+        mark: State at the latest restart point, or None if the program restarts from its beginning.
+        heard: Answers to the program since its restart point; recorded only if checkpoints are
+            enabled.
     """
 
     program: Program
@@ -196,7 +196,7 @@ class Player:
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # the call is repeated: it changes the program's state
+                if isinstance(action, Code):  # repeats the call, which changes the program's state
                     action.call()
 
 
@@ -207,8 +207,8 @@ class Runtime:
     """A base class of runtimes, which execute programs on the wall clock or a virtual clock.
 
     Args:
-        programs: The programs to execute, by program number.
-        hosts: Rank on which each program runs, by the program's number.
+        programs: The programs to execute; each key is a program number.
+        hosts: For each program number, the rank on which the program runs.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
     """
@@ -231,17 +231,17 @@ class Runtime:
         """Enable checkpoints: from now on, record each program's answers since its restart point.
 
         Args:
-            outside: Objects, by name, to which saved states refer without containing them.
+            outside: Mapping from names to objects, which saved states name instead of containing.
         """
         self._outside = outside
 
     @property
     def _state_attributes(self) -> StateAttributes:
-        """The objects whose attributes change while programs run, with these attributes' names."""
+        """The objects that change while programs run, with names of changing attributes."""
         return [(self._event_log, _LOG_STATE)]
 
     def _save_state(self, *more: Any) -> ProgramState:
-        """Save all attributes that change, and the objects `more`; arrays are not copied."""
+        """Save all changing attributes and the objects `more`, without copies of nested arrays."""
         assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
@@ -252,7 +252,7 @@ class Runtime:
     def _restore_state(
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
-        """Restore a saved state; return the objects that `_save_state` received as `more`."""
+        """Restore a saved state, and return the objects that `_save_state` stored as `more`."""
         assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
@@ -288,7 +288,7 @@ class Runtime:
                 return
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; return whether it is complete, and the answer for the program."""
+        """Execute an action, and return whether it is complete, and the program's answer."""
         answer: Any = None
         match action:
             case Send(to, message, answers):
@@ -357,7 +357,7 @@ class Runtime:
     # --- messages ----------------------------------------------------------------------------
 
     def _record_sent(self, source: int, to: int, message: Message) -> bool:
-        """Count a sent message; return whether the receiver is on another rank."""
+        """Count a sent message, and return whether the receiver is on another rank."""
         away = self._hosts[source] != self._hosts[to]
         self._event_log.count_sent(source, message, away)
         return away
@@ -369,7 +369,7 @@ class Runtime:
             self._resume(to, received)
 
     def _try_receive(self, number: int, request: Receive) -> Message | None:
-        """Return the requested message; if it is missing, record that the program waits."""
+        """Return the requested message; if it is not here yet, record that the program waits."""
         message = self._next(number, request)
         self._players[number].waits = request if message is None else None
         if message is not None:
@@ -387,7 +387,7 @@ class Runtime:
         return None
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether a message may be received now; the caller must receive it if True."""
+        """Return whether a message may be received now; if so, the caller must receive it."""
         return True
 
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 
-# For each loss class: its loss for soft targets, and the function that converts logits to targets.
+# For each loss class, its counterpart for soft targets, and the function that converts logits to
+# targets.
 _KINDS: dict[str, tuple[type[keras.Loss], Callable[[tf.Tensor], tf.Tensor]]] = {
     "SparseCategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
     "CategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
@@ -21,7 +22,7 @@ class Soft:
     """The loss between a model's predictions and the soft targets of another model.
 
     Args:
-        model: Compiled model, whose loss determines which loss is used for soft targets.
+        model: Compiled model, whose own loss determines the loss for soft targets.
 
     Raises:
         InvalidInput: If the model is not a classifier, so that its predictions are not class
@@ -50,6 +51,6 @@ class Soft:
     def __call__(
         self, soft: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the mean loss between predictions and soft targets, which are a flat vector."""
+        """Return the mean loss between predictions and the flat vector of soft targets."""
         targets = tf.cast(tf.reshape(soft, tf.shape(predicted)), predicted.dtype)
         return self._loss(targets, predicted, sample_weight=weight)

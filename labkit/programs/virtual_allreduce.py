@@ -61,7 +61,7 @@ class VirtualAllReduce:
     def add_worker(
         self, worker: int, action: AllReduceAction, now: float
     ) -> dict[int, AllReduceState] | None:
-        """Register a worker's call; after the last worker's call, return the result per worker."""
+        """Register a worker's call; the call of the last worker returns one result per worker."""
         self._here[worker] = action, now
         if len(self._here) < self._workers:
             return None
@@ -94,7 +94,7 @@ class VirtualAllReduce:
     def _exchange(
         self, kind: str, size: float, arrivals: np.ndarray, algorithm: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return, for each rank, the end time and the numbers of sent messages and sent bytes."""
+        """Return each rank's end time, number of sent messages, and number of sent bytes."""
         none = np.zeros(len(arrivals))
         if self._network is None or len(arrivals) == 1:
             return np.full(len(arrivals), arrivals.max()), none, none
@@ -113,7 +113,7 @@ class VirtualAllReduce:
         return simulate(name, len(arrivals), nbytes, network, compute=arrivals)
 
     def _mean(self, actions: Sequence[AllReduceAction]) -> tuple[Vector, list[tuple[str, float]]]:
-        """Return the mean gradient, and (kind, bytes) of each collective used to compute it."""
+        """Return the mean gradient, and (kind, bytes) of each collective that computes it."""
         gradients = [action.gradient for action in actions]
         rows = np.array([gradient.rows for gradient in gradients], np.float64)
         shares = rows / rows.sum()
@@ -157,7 +157,7 @@ class VirtualAllReduce:
         return np.concatenate(means), sends
 
     def _pieces(self, compressor: Compressor, size: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Return (start, stop, shape) of each part of a vector that is compressed separately."""
+        """Return (start, stop, shape) of each separately compressed part of a vector."""
         if not compressor.by_layer:
             return [(0, size, (size,))]
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
@@ -165,13 +165,13 @@ class VirtualAllReduce:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of all losses except NaN, which replica members without a loss report."""
+    """Return the mean of the reported losses; NaN marks replica members that report no loss."""
     known_losses = [loss for loss in losses if not np.isnan(loss)]
     return float(np.mean(known_losses)) if known_losses else float("nan")
 
 
 def handed(request: Request) -> int:
-    """Return the payload bytes that one rank contributes to the collective of a request."""
+    """Return the payload size in bytes of one rank in the requested collective operation."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

@@ -47,7 +47,7 @@ class VirtualTiming(Protocol):
     """The interface of a timing model, which returns times of events on the virtual clock."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time in s of a computation that is the fraction `share` of a full step."""
+        """Return the end time in s of a computation that takes `share` of a full step's work."""
 
     def updated(self, server: int, start: float) -> float:
         """Return the end time of an update that a server starts at the time `start`."""
@@ -59,30 +59,30 @@ class VirtualTiming(Protocol):
 class VirtualRuntime(Runtime):
     """A runtime on the virtual clock: values are really computed, but their times are simulated.
 
-    Events are processed in order of time; simultaneous events are processed in the order in which
+    The runtime processes events in order of time, and simultaneous events in the order in which
     they were scheduled. Two runs with the same timing model and seed are bitwise identical.
-    Messages are simulated as flows that share the links of a network, see `labkit.network.Flows`.
-    A message takes no time if there is no network, or if its sender and its receiver are on the
-    same rank.
+    Messages are simulated as flows that share the links of a network, see `labkit.network.Flows`. A
+    message takes no time if there is no network, or if its sender and its receiver are on the same
+    rank.
 
     Args:
         programs: Programs by program number; workers come before servers.
-        hosts: Simulated rank that runs each program, by program number.
+        hosts: For each program number, the simulated rank that runs the program.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
         times: Timing model of computations, updates and message delays, such as `TimingModel`.
         network: Network between the ranks; if None, messages take no time.
         shapes: Shapes of the model's weights.
         seed: Seed of the compressors' random numbers.
-        script: For each server, the order in which it must receive gradients, as (worker, step)
+        script: For each server, the required order of its gradients, as a list of (worker, step)
             pairs.
-        lost: Failure time in s of each replica that fails; the key is the tuple of its members'
-            program numbers. Messages that were sent before a failure arrive before surviving
-            programs learn of the failure.
+        lost: Failure time in s of each failing replica; each key is a tuple of its members' program
+            numbers. Messages that were sent before a failure arrive before surviving programs learn
+            of the failure.
         servers: Program numbers of the servers that are notified of failures.
-        killed: For each worker that fails, the training step at whose start it fails.
-        injectors: Fault injectors that drop or corrupt messages; the key is the number of the
-            worker that sends the messages.
+        killed: Mapping from each failing worker to the training step at whose start it fails.
+        injectors: Fault injectors that drop or corrupt messages; each key is the number of the
+            sending worker.
 
     Attributes:
         now: Current time on the virtual clock, in s.
@@ -111,12 +111,12 @@ class VirtualRuntime(Runtime):
         self._heap: list[tuple[float, int, Event]] = []
         self._order = 0  # number of the next event, which orders simultaneous events
         self._carrier = carrier(network, 1 + max(hosts), self._schedule)
-        # Messages that are not yet delivered, in sending order, by (sender, receiver).
+        # For each (sender, receiver), the messages that are not yet delivered, in sending order.
         self._lines: dict[tuple[int, int], deque[Message]] = {}
-        # Messages that arrived before another message that the same sender had sent earlier.
+        # Messages that arrived before an earlier message of the same sender.
         self._there: set[Message] = set()
         self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
-        self._met: dict[int, AllReduceState] = {}  # for each worker: result of its allreduce
+        self._met: dict[int, AllReduceState] = {}  # the allreduce result of each worker
         self._joins: set[int] = set()  # workers that wait for an allreduce's result
         self._servers, self._begun = servers, False
         self._killed, self._injectors = killed or {}, injectors or {}
@@ -127,8 +127,8 @@ class VirtualRuntime(Runtime):
         """Run all programs until each has ended.
 
         Args:
-            between: Function that is called between two points in virtual time, for example to save
-                a checkpoint.
+            between: Function that is called after each point in virtual time, for example to save a
+                checkpoint.
 
         Raises:
             LabkitError: If the programs are in a deadlock, because each waits for a message that no
@@ -167,8 +167,9 @@ class VirtualRuntime(Runtime):
         """Return the state of the run, including its results and its pending events.
 
         Args:
-            backend_state: State of the backend, to be stored together with that of the runtime. An
-                array that is in both the runtime's and the backend's state is stored only once.
+            backend_state: State of the backend, which is stored together with the state of the
+                runtime. An array that is in both the runtime's and the backend's state is stored
+                only once.
         """
         return self._save_state(backend_state)
 
@@ -177,8 +178,8 @@ class VirtualRuntime(Runtime):
 
         Args:
             state: State that was saved by a runtime with the same programs.
-            program: Function that creates a program from its number and its state at the restart
-                point; with the state None, the program starts from its beginning.
+            program: Function of (program number, state at the restart point) that creates a
+                program. If the state is None, the program starts from its beginning.
         """
         (backend_state,) = self._restore_state(state, program)
         return backend_state
@@ -205,7 +206,7 @@ class VirtualRuntime(Runtime):
         return self.now
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; if it takes virtual time, schedule its answer for its end."""
+        """Execute an action; if it takes virtual time, schedule the answer for its end time."""
         match action:
             case Compute() | Forward() | Backward():
                 result = self._execute_compute(number, action)
@@ -223,7 +224,7 @@ class VirtualRuntime(Runtime):
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
                 # A Hessian-vector product takes the time of two gradients: the gradient of the
-                # loss, and the gradient of its product with the vector.
+                # loss, and the gradient of that gradient's product with the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
@@ -304,7 +305,7 @@ class VirtualRuntime(Runtime):
             self._deliver(to, queue.popleft())
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether the script permits a message now; one without values is always allowed."""
+        """Return whether the script permits a message now; it permits all without values."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True
@@ -314,7 +315,7 @@ class VirtualRuntime(Runtime):
         return is_next
 
     def _begin_allreduce(self, number: int, action: AllReduceAction) -> None:
-        """Register a worker's allreduce call; after the last worker's call, store all results."""
+        """Register a worker's allreduce call; the last worker's call also stores all results."""
         for worker, meeting in (
             self._allreduces.add_worker(number, action, self.now) or {}
         ).items():
@@ -323,7 +324,7 @@ class VirtualRuntime(Runtime):
                 self._join(worker)
 
     def _join(self, number: int) -> None:
-        """Schedule an answer with the result of a worker's allreduce as soon as it is known."""
+        """Schedule the answer with a worker's allreduce result, as soon as the result is known."""
         meeting = self._met.pop(number, None)
         if meeting is None:
             self._joins.add(number)

@@ -46,13 +46,13 @@ class Checkpoint(Checked):
 
     Args:
         every: Number of training steps between checkpoints, or a time such as "30s", "5min", "1h";
-            default: 30 s. With parameter servers or a virtual clock, the steps of all workers are
-                added up. If the interval is less than three training steps, some checkpoints are
-                skipped. Specify either `every` or `mtbf`, not both.
+            default: 30 s. With parameter servers or a virtual clock, `every` counts the steps of
+                all workers together. If the interval is less than three training steps, some
+                checkpoints are skipped. Specify either `every` or `mtbf`, not both.
         max_to_keep: Maximum number of checkpoints on disk, of which the newest are kept; default:
             2.
-        mtbf: Mean time between failures in seconds, or a text such as "6h", from which labkit
-            computes the interval; default: None, so that `every` determines the interval.
+        mtbf: Mean time between failures in seconds, or a text such as "6h", which determines the
+            interval; default: None.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
     1974. J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -121,11 +121,11 @@ class Resume(NamedTuple):
     Attributes:
         folder: Folder of the checkpoint.
         manifest: The contents of the checkpoint's manifest file.
-        same: True if training resumes with the same ranks in the same way, so that each rank loads
-            its own state.
+        same: True if training resumes with the same ranks and settings, so that each rank loads its
+            own state.
         notes: Remarks for the user, for example the name of a newer checkpoint that is damaged.
-        files: Contents of the state files by rank, if they are in memory; None (default) if they
-            are on disk.
+        files: Contents of the state files in memory, with one entry per rank; None (default) if the
+            files are on disk.
     """
 
     folder: str
@@ -149,8 +149,8 @@ class CheckpointContext(NamedTuple):
         goes_on: True if this run adds to the record of an interrupted run, including its history
             rows.
         folder: Folder of the run's checkpoints.
-        owner: Identity of the process that writes the record of the run. If ranks briefly outlive
-            an owner that was killed, they must not change files that now belong to another process.
+        owner: Identity of the process that writes the record of the run. If the owner is killed,
+            its ranks may run on briefly, but must not change files of a new owner.
     """
 
     checkpoint: Checkpoint | None
@@ -161,7 +161,7 @@ class CheckpointContext(NamedTuple):
 
 
 def publish(half: Path, manifest: Mapping[str, JSON]) -> None:
-    """Write a checkpoint's manifest with a checksum; rename the folder to the step number."""
+    """Write a checkpoint's manifest with a checksum, and rename the folder to the step number."""
     record = json.loads(json.dumps(manifest))
     store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
     half.rename(half.parent / str(manifest["taken"]))
@@ -172,7 +172,7 @@ def _checksum(record: Record) -> str:
 
 
 def read_manifest(folder: Path) -> Record:
-    """Return the manifest of a complete checkpoint, after its checksums are verified.
+    """Verify the checksums of a complete checkpoint, and return its manifest.
 
     Raises:
         LabkitError: If the checkpoint is damaged; the error message names the file.
@@ -245,7 +245,7 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all complete checkpoints in the parent of `folder`, except the `keep` newest."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
-        (checkpoint / MANIFEST).unlink()  # manifest first: a folder without manifest is incomplete
+        (checkpoint / MANIFEST).unlink()  # A folder without a manifest is incomplete.
         shutil.rmtree(checkpoint)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# `LANES` contains the lane (row of the display) for each kind of event; each rank has several lanes
-# in the trace. Gradient buckets are exchanged during the computation of gradients. Exchanges of
-# gradient buckets have a separate lane, because overlapping events on one lane would hide each
-# other.
+# `LANES` maps each kind of event to a lane, which is a row of the display; each rank has several
+# lanes. Gradient buckets are exchanged during the computation of gradients. Exchanges of gradient
+# buckets have a separate lane, because overlapping events on one lane would hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
@@ -19,10 +18,10 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
     """Return a timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
 
     Args:
-        rows: Timeline rows, each with rank, kind, step, bucket, start and stop (in seconds). Rows
-            of predicted events are shown on separate lanes.
-        clocks: For each rank, the offset of its clock from that of rank 0, and the uncertainty of
-            the offset.
+        rows: Timeline rows, each with rank, kind, step, bucket, start and stop (in seconds).
+            Predicted events have separate lanes.
+        clocks: For each rank, the offset of its clock from the clock of rank 0, and the uncertainty
+            of the offset.
     """
     events: list[Record] = []
     lanes = set()

@@ -1,4 +1,4 @@
-"""Texts that describe the compression of a run, and a search for an uncompressed baseline run."""
+"""Texts that describe a run's compression, and the choice of an uncompressed baseline run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IGNORED_FIELDS = ("name", "network", "seed", "repeats")
 def compressor_expression(compressor: JSON) -> str:
     """Return a compressor's record as an expression, such as `ErrorFeedback(TopK(ratio=0.01))`.
 
-    The expression contains all numeric options, but texts and booleans only if they differ from the
+    The expression contains all numeric options, and each text or boolean that differs from its
     default.
     """
     if compressor is None:
@@ -36,7 +36,7 @@ def compressor_expression(compressor: JSON) -> str:
 
 
 def compressor_of(run: Run) -> dict[str, JSON] | None:
-    """Return the record of a run's compressor; None if the run does not use compression."""
+    """Return the record of a run's compressor, or None if the run does not use compression."""
     compressor: dict[str, JSON] | None = (run.experiment.get("strategy") or {}).get("compressor")
     return compressor
 
@@ -55,7 +55,7 @@ def task_fields(run: Run) -> dict[str, JSON]:
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
     """Return an uncompressed run of the same task as a compressed run, or None if there is none.
 
-    Baselines on the same network are preferred; among several baselines, the run with the most
+    A baseline on the same network has priority. Among several baselines, the run with the most
     similar strategy is chosen. For an uncompressed run, the result is None.
     """
     if compressor_of(run) is None:
@@ -81,7 +81,7 @@ def _difference(one: Run, other: Run) -> tuple[bool, int]:
 
 
 def method_fields(run: Run) -> dict[str, JSON]:
-    """Return the experiment fields of a run that distinguish training methods and tasks."""
+    """Return a run's experiment fields without name, network and seeds."""
     return {name: value for name, value in run.experiment.items() if name not in _IGNORED_FIELDS}
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of the ends of processes, from exit codes, signals and launchers' messages."""
+"""Descriptions of how processes ended, from exit codes, signals and messages of mpiexec or srun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# The message that mpiexec prints when it loses a host; mpiexec's own daemon is named before the
+# The message that mpiexec prints when it loses a host. It names mpiexec's own daemon before the
 # remote daemon.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
@@ -45,7 +45,7 @@ class End(NamedTuple):
 
 
 class Terminated(KeyboardInterrupt):
-    """An exception for signals that ask this process to end; cleanup is the same as for Ctrl-C."""
+    """An exception for signals that end this process with the same cleanup as Ctrl-C."""
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -82,7 +82,7 @@ def interruption_text(error: KeyboardInterrupt, verb: str = "interrupted") -> st
 
 
 def describe_exit(process: str, code: int, output: str = "") -> End:
-    """Describe how a process ended, from its exit code, which is negative for a signal.
+    """Describe how a process ended from its exit code, which is negative after a signal.
 
     >>> describe_exit("the controller", -9).message
     'the controller was ended by SIGKILL (as the system does when memory runs out)'
@@ -99,14 +99,14 @@ def describe_exit(process: str, code: int, output: str = "") -> End:
 
 
 def lost_host(output: str) -> End | None:
-    """Describe the loss of a host that mpiexec's output reports; None if no loss is reported."""
+    """Describe the loss of a host, or return None if mpiexec's output reports no loss."""
     if match := _LOST.search(output) or _NO_REPORT.search(output):
         return End(f"host {match[1]} is lost: the host, its link or its mpiexec daemon is down")
     return None
 
 
 def ended_rank(output: str) -> End | None:
-    """Describe the end of a rank that mpiexec's output reports; None if no rank is reported."""
+    """Describe the end of a rank, or return None if mpiexec's output reports no end."""
     if match := _SIGNALLED.search(output):
         return describe_exit(f"rank {match[1]}", -int(match[2]), output)
     if match := _EXITED.search(output):
@@ -115,7 +115,7 @@ def ended_rank(output: str) -> End | None:
 
 
 def ended_step(output: str) -> End | None:
-    """Describe the ends of the ranks that srun's output reports, in any order.
+    """Describe the ends of all ranks that srun's output reports, whatever their order.
 
     >>> ended_step("srun: error: b: task 3: Killed").message
     'ranks of the Slurm step ended: b: task 3: Killed'
@@ -125,10 +125,10 @@ def ended_step(output: str) -> End | None:
 
 
 def out_of_memory_hint(output: str) -> str:
-    """Return a remark that memory ran out if a process's output shows it; otherwise return "".
+    """Return a remark if a process's output shows that memory ran out, and otherwise "".
 
     >>> out_of_memory_hint("terminate called after throwing an instance of 'std::bad_alloc'")
-    ': memory ran out (ulimit -v, a quota, or the machine sets its limit)'
+    ': memory ran out (the limit is set by ulimit -v, a quota, or the machine)'
     """
     if not _NO_MEMORY.search(output):
         return ""

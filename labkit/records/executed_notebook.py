@@ -1,4 +1,4 @@
-"""Readers of executed notebooks, which check size and structure, as files may be untrusted."""
+"""Readers of executed notebooks, which check size and structure of untrusted files."""
 
 from __future__ import annotations
 

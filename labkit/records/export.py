@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
 
 def require_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs as a list; raise an error if there are none.
+    """Return the runs as a list, or raise an error if there are none.
 
     Raises:
         LabkitError: If the argument contains no runs.
@@ -59,7 +59,7 @@ def require_runs(runs: Iterable[Run]) -> list[Run]:
 
 
 def parameters(run: Run) -> dict[str, str | float | bool]:
-    """Return the fields of a run's experiment by dotted name, such as `strategy.algorithm`.
+    """Return a dict of a run's experiment fields, with dotted names such as `strategy.algorithm`.
 
     Names of machines and users are removed from the texts.
     """
@@ -71,7 +71,7 @@ def parameters(run: Run) -> dict[str, str | float | bool]:
 
 
 def results(run: Run) -> dict[str, float]:
-    """Return all metrics that are finite numbers, by dotted name such as `step_ms.median`."""
+    """Return a dict of all finite metrics, with dotted names such as `step_ms.median`."""
     return {name: float(v) for name, v in flatten(run.metrics).items() if _is_finite(v)}
 
 
@@ -84,20 +84,20 @@ def tags(run: Run) -> dict[str, str]:
 
 
 def timestamp(run: Run, moment: str) -> float:
-    """Return when a run "started" or "ended", in seconds since 1970; 0 if the time is unknown."""
+    """Return the time at which a run "started" or "ended", in s since 1970, or 0 if unknown."""
     timestamp = run.status.get(moment)
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
 def points(run: Run) -> Iterator[Point]:
-    """Yield a run's curves: means over ranks and seeds at each step, and metrics of each epoch."""
+    """Yield points of a run's curves: means over ranks and seeds, and metrics of each epoch."""
     begin = timestamp(run, "started")
     yield from step_points(run.history, begin)
     yield from epoch_points(run.metrics.get("epochs", []), begin)
 
 
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
-    """Yield the curves of a history by step; `begin` is the run's start in s since 1970."""
+    """Yield the points of curves by step; the run starts at `begin` (s since 1970)."""
     steps = with_end_times(history).groupby("step").mean(numeric_only=True)
     # A history contains only durations of training steps, so the times of the points exclude
     # evaluations between epochs.
@@ -108,7 +108,7 @@ def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
 
 
 def epoch_points(epochs: Iterable[Record], begin: float) -> Iterator[Point]:
-    """Yield the curves of metrics after epochs; `begin` is the run's start in s since 1970."""
+    """Yield the points of metrics after each epoch; the run starts at `begin` (s since 1970)."""
     for row in epochs:
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):
@@ -130,8 +130,7 @@ KINDS = (".csv", ".parquet")
 def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Path:
     """Write a CSV or Parquet table with one row per run, and return the path of its file.
 
-    The argument `kind` (".csv" or ".parquet") defines the format; if it is None, the suffix of the
-    path does.
+    The format is `kind` (".csv" or ".parquet"), or the suffix of the path if `kind` is None.
 
     The columns are those of `lk.to_dataframe`, with paths and machine names removed from the texts.
     A column with both texts and numbers is written as text, because Parquet columns have one type.
@@ -157,7 +156,7 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 
 
 def _quoted(text: str) -> str:
-    """Return a text; start it with an apostrophe if a spreadsheet would read it as a formula."""
+    """Return a text, with a leading apostrophe if a spreadsheet would read it as a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
     # `plain` escapes carriage returns, because pandas does not quote them, and some programs read
     # them as ends of rows.
@@ -165,7 +164,7 @@ def _quoted(text: str) -> str:
 
 
 def _column(values: pandas.Series) -> pandas.Series:
-    """Return a column with values of one type, from which paths and machine names are removed."""
+    """Return a column with values of one type, without paths and machine names."""
     import pandas as pd
 
     present = values.dropna()
@@ -181,7 +180,7 @@ def _column(values: pandas.Series) -> pandas.Series:
 
 
 Item = TypeVar("Item")
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers per request to an MLflow server
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum metrics and parameters per request to MLflow
 MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters in names and values
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
@@ -190,8 +189,8 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
     """Write each run to an MLflow store, and return the runs' MLflow ids in the same order.
 
     If the MLflow experiment already contains a run with the same name and start, the run is not
-    written again. If the run in MLflow is not terminated, for example after an aborted export, it
-    is deleted and written again.
+    written again. If an aborted export left an unfinished run in MLflow, labkit deletes the run and
+    writes it again.
 
     Args:
         runs: Completed or failed runs.
@@ -214,7 +213,7 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
 
 
 class MlflowStore:
-    """An MLflow experiment that receives runs; the arguments are those of `to_mlflow`.
+    """An MLflow experiment that receives runs, with the same arguments as `to_mlflow`.
 
     Raises:
         InvalidInput: If the argument `place` is the path of a folder.
@@ -234,7 +233,7 @@ class MlflowStore:
             raise LabkitError(f"{self.place}: {error.message}") from error
 
     def write(self, run: Run) -> str:
-        """Write a complete run, unless MLflow already has it; return its MLflow id."""
+        """Write a complete run unless MLflow already has it, and return its MLflow id."""
         for existing in self._same(run):
             if existing.info.status != "RUNNING":
                 return str(existing.info.run_id)
@@ -267,7 +266,7 @@ class MlflowLog:
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        self._names: dict[str, str] = {}  # name that MLflow receives, by original name
+        self._names: dict[str, str] = {}  # maps each original name to the name that MLflow receives
         params = [
             entities.Param(self._allowed(name), str(value)[:MAX_VALUE_LENGTH])
             for name, value in parameters(run).items()
@@ -285,7 +284,7 @@ class MlflowLog:
             self._client.log_batch(self.number, metrics=batch)
 
     def _allowed(self, name: str) -> str:
-        """Return the name that MLflow receives, which is allowed and unique within this run."""
+        """Return a name that MLflow allows and that is unique within the run."""
         if name not in self._names:
             candidate, used_names = allowed_name(name), set(self._names.values())
             while candidate in used_names:
@@ -365,7 +364,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """Return unique names for runs: folder names, with as many parent folders as necessary."""
+    """Return unique names for runs: folder names with as many parent folders as necessary."""
     paths = [run.path.resolve() for run in runs]
 
     def name(path: Path, parts: int = 1) -> str:
@@ -393,7 +392,7 @@ class TensorBoardStore:
             raise cannot_write(self._folder, error) from error
 
     def begin(self, run: Run, folder: str, parent: TensorBoardLog | None = None) -> TensorBoardLog:
-        """Create a run's event file in a subfolder; a seed's path is below that of its run."""
+        """Create a run's event file in a subfolder, which is inside the run's folder for a seed."""
         run_folder = self._folder / folder
         make_folder(run_folder, self._folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

@@ -1,11 +1,11 @@
-"""Folders of runs: which folders labkit knows, and which runs are in a folder.
+"""A search for runs in folders, and a registry of processes that `labkit stop` may end.
 
-A registry of processes and job arrays that this user started and `labkit stop` may end.
+The registry lists this user's processes and job arrays, which `labkit stop` may end.
 
 The registry is in the user's private state folder, which remains after a logout and is shared by
-all login nodes. Other users may write to a runs folder, so a record in the folder may name any
-process or Slurm job. labkit displays a process that a record in a runs folder names, but never
-sends the process a signal.
+all login nodes. Other users may write to a runs folder, so its records may name any process or
+Slurm job. Therefore labkit only displays the processes in such records, and never sends them a
+signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROCESSES, ARRAYS = "processes", "arrays"  # kinds of registry entries
 
 @contextmanager
 def registration(folder: Path) -> Iterator[None]:
-    """Context manager that registers this process as the worker of a job or sweep.
+    """Register this process as the worker of a job or sweep while the context is active.
 
     Args:
         folder: Folder of the job or sweep.
@@ -58,7 +58,7 @@ def registration(folder: Path) -> Iterator[None]:
 
 
 def process(folder: Path) -> Record | None:
-    """Return a job's or sweep's registered process, or None if it does not run on this machine."""
+    """Return the registered process of a job or sweep, or None if this machine has none."""
     entry = _read(_process(folder))
     return entry if entry and entry.get("machine") == _machine() else None
 
@@ -75,7 +75,7 @@ def arrays(folder: Path) -> list[str]:
 
 
 def forget_arrays(folder: Path) -> None:
-    """Remove a sweep's job arrays from the registry, when none of their tasks are left in Slurm."""
+    """Remove a sweep's job arrays from the registry once Slurm has none of their tasks left."""
     _entry(ARRAYS, folder).unlink(missing_ok=True)
 
 
@@ -116,7 +116,7 @@ LINKED = "left out, because it is a symbolic link; give the path of the link its
 
 
 class RunRecords(NamedTuple):
-    """A usable run's directory and its records; `metrics` is None if the run has no results yet."""
+    """The directory and records of a usable run; `metrics` is None before it has results."""
 
     path: Path
     experiment: Record
@@ -137,7 +137,7 @@ class Scan(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder: its path, its files' names, whether it is a run, and its links to other folders."""
+    """A folder with the names of its files and linked subfolders, and whether it is a run."""
 
     path: str
     files: set[str]
@@ -152,7 +152,7 @@ class Folder(NamedTuple):
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
-    """Yield `root` and the folders below it in order, except hidden ones and those inside runs.
+    """Yield `root` and the folders below it in order, except hidden ones, and folders inside runs.
 
     Raises:
         LabkitError: If the folder does not exist.
@@ -179,7 +179,7 @@ def folders(root: Path | str) -> Iterator[Folder]:
 
 
 def scan(root: Path | str) -> Scan:
-    """Search a folder and all folders below it for runs; folders inside runs are not searched."""
+    """Search a folder and all folders below it for runs, except folders inside runs."""
     result = Scan([], [])
     for folder in folders(root):
         result.skipped.extend(skipped_links(folder, Path(root)))
@@ -205,7 +205,7 @@ def skipped_links(folder: Folder, root: Path) -> list[str]:
 
 
 def find_runs(root: Path | str) -> list[RunRecords]:
-    """Return the usable runs in a folder; warn with one line about each unusable run."""
+    """Return the usable runs in a folder, and warn with one line about each unusable run."""
     result = scan(root)
     for line in result.skipped:
         warnings.warn(line, stacklevel=2)
@@ -213,7 +213,7 @@ def find_runs(root: Path | str) -> list[RunRecords]:
 
 
 def read_run(folder: Folder) -> RunRecords | str:
-    """Return a run's records, or a text that says why it cannot be used, such as a newer schema."""
+    """Return a run's records, or a text that says why the run cannot be used."""
     path = folder.path
     if folder.name_problem:
         return folder.name_problem

@@ -46,12 +46,12 @@ class ExportLog(Protocol):
 
 
 class Store(Protocol):
-    """The storage in which another tool keeps runs; `place` is its name in messages."""
+    """The storage of another tool for runs; `place` is the name of the storage in messages."""
 
     place: str
 
     def begin(self, run: Run, folder: str, parent: Any = None) -> ExportLog:
-        """Create a run in the storage; an earlier export of the same run is replaced."""
+        """Create a run in the storage, and replace an earlier export of the same run."""
 
 
 class ForwardedRun:
@@ -61,8 +61,7 @@ class ForwardedRun:
         run: Run that is active or has recently ended.
         store: Storage of another tool, which receives the run's data.
         folder: Folder of the run, relative to the folder that contains all runs.
-        parent: If the run is one seed of a run with repeats, the log of the run with repeats;
-            otherwise None.
+        parent: The log of the run with repeats, if this run is one of its seeds; otherwise None.
     """
 
     def __init__(self, run: Run, store: Store, folder: str, parent: ExportLog | None) -> None:
@@ -70,7 +69,7 @@ class ForwardedRun:
         self.log = store.begin(run, *self._place)
         self._reader = StreamReader(run.path / FOLDER)
         self._sent: dict[tuple[str, int], float] = {}
-        # For each step: rows that are not yet sent.
+        # For each step, the rows that are not yet sent.
         self._waiting: dict[int, list[Record]] = defaultdict(list)
         self._begin = self._clock = timestamp(run, "started")
 
@@ -86,7 +85,7 @@ class ForwardedRun:
             self._end()
 
     def _steps(self) -> list[Point]:
-        """Return the points of those waiting training steps that all ranks have reported."""
+        """Return the points of the waiting training steps that all ranks have reported."""
         import pandas as pd
 
         workers = self.run.experiment.get("workers")
@@ -99,15 +98,14 @@ class ForwardedRun:
         return step_points_
 
     def _add(self, curves: Iterable[Point]) -> None:
-        # A point that is repeated with the same value, as can happen with `lk.log`, is sent only
-        # once.
+        # A repeated point with the same value, such as `lk.log` may produce, is sent only once.
         new = {(p.name, p.step): p for p in curves if self._sent.get((p.name, p.step)) != p.value}
         if new:
             self.log.add(new.values())
             self._sent |= {key: point.value for key, point in new.items()}
 
     def _end(self) -> None:
-        """Complete the exported run from its record; export it again if any sent value was wrong.
+        """Complete the exported run from its record, or export it again if a sent value was wrong.
 
         Values of asynchronous workers may be wrong when they are sent, because the steps that all
         workers reach are known only at the end.
@@ -125,7 +123,7 @@ class ForwardedRun:
 
 
 class RunForwarder:
-    """A process that forwards all runs in a folder; seeds are nested below their run.
+    """A process that forwards all runs in a folder, and places seeds below their run with repeats.
 
     Args:
         folder: Folder that contains runs, jobs or a sweep.
@@ -142,7 +140,7 @@ class RunForwarder:
         self._over: set[Path] = set()
 
     def forward(self) -> bool:
-        """Forward new messages of all runs; return whether any run is still active."""
+        """Forward new messages of all runs, and return whether any run is still active."""
         if not self._folder.is_dir():
             return False
         tops = [Path(folder.path) for folder in folders(self._folder) if folder.is_run]
@@ -150,7 +148,7 @@ class RunForwarder:
         return any(active)
 
     def _forward_run(self, path: Path, parent: Path | None = None) -> bool:
-        """Forward one run and its seeds; return whether the run is still active."""
+        """Forward one run and its seeds, and return whether the run is still active."""
         run = Run(path)
         try:
             # The status is read before the messages, so that an ended run is forwarded completely.

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MAX_CELLS = 2**25  # maximum number of values in a table; a rank's step has about 20
+MAX_CELLS = 2**25  # maximum number of values in a table; one step of one rank has about 20 values
 MAX_COLUMNS = 1_000
 MAX_BYTES = 2**29  # maximum bytes of an unpacked table
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # number of rows that are read at once: from text columns, and from number columns
+)  # number of rows that are read at once from text columns and from number columns
 MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
 MAX_INTEGER = 2**53  # largest integer up to which floats represent all integers
-MAX_SPARSITY = 20  # maximum ratio of seeds × steps to the rows of a table
+MAX_SPARSITY = 20  # maximum of seeds × steps, divided by the number of rows of a table
 # No value may be missing in the index columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
 # Encodings that labkit does not write are rejected, because a short file in such an encoding could
@@ -50,7 +50,7 @@ def read_parquet(content: bytes) -> pa.Table:
 
 
 def _read_bounded(file: pq.ParquetFile) -> pa.Table:
-    """Return a file's table; raise an error as soon as its unpacked size exceeds the limit.
+    """Return a file's table, or raise an error as soon as its unpacked size exceeds the limit.
 
     Arrow checks the unpacked size of a page only against the size in the page's own header.
     A file's footer may thus declare a small size for a column that has gigabytes.
@@ -91,7 +91,7 @@ def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
 
 
 def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | None:
-    """Return the type that a column should have, or None if the column has this type."""
+    """Return the name of the required type if a column has another type, and otherwise None."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -123,7 +123,7 @@ def _distinct(table: pa.Table, name: str) -> int:
 
 
 def _size_problem(metadata: pq.FileMetaData) -> str | None:
-    """Return which declared size of a Parquet file exceeds a limit, or None if none does."""
+    """Return a description of a declared size that exceeds a limit, or None if all are allowed."""
     if metadata.num_columns > MAX_COLUMNS:
         return f"has {metadata.num_columns:,} columns; allowed: at most {MAX_COLUMNS:,}"
     if (
@@ -171,7 +171,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _size(part: pa.Array) -> int:
-    """Return the unpacked size of an array in bytes; each repetition of a text counts."""
+    """Return the unpacked size of an array in bytes, in which each repetition of a text counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

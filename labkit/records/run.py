@@ -1,4 +1,4 @@
-"""Runs, whose files are read only when needed; a run may be running, completed or failed."""
+"""Records of running, completed and failed runs, whose files are read only when needed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def metrics(self) -> Record:
-        """Results of the run by name, such as `test_accuracy`; empty before the run has results.
+        """A dict of the run's results, such as `test_accuracy`; empty before the run has results.
 
         `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
         `equivalence` the verdict of the equivalence check.
@@ -129,9 +129,9 @@ class Run:
     def update_log(self) -> pandas.DataFrame:
         """Parameter servers' events for each gradient; empty for a run without parameter servers.
 
-        Columns: server, update (number of the update at this server; -1: gradient dropped), worker,
-        step, version (of the weights that produced the gradient), staleness, rows (samples of the
-        batch), and the times sent, delivered and applied (seconds on the run's clock).
+        Columns: server, update (number at this server, or -1 for a dropped gradient), worker, step,
+        version (of the weights), staleness, rows (samples of the batch), sent, delivered, applied
+        (s on the run's clock).
         """
         return self._table("update_log")
 
@@ -139,10 +139,9 @@ class Run:
     def layers(self) -> pandas.DataFrame:
         """How each layer is sliced under tensor parallelism; empty for a run without slices.
 
-        Columns: rank, layer, slices (the sliced dimension: outputs, inputs, heads, words, …), why
-        (reason why a layer is not sliced), forward_bytes, forward_wire_bytes, backward_bytes,
-        backward_wire_bytes (each per step), weights_bytes (on the rank), whole_weights_bytes (of
-        the unsliced layer).
+        Columns: rank, layer, slices (the sliced dimension), why (reason against slicing), bytes per
+        step (forward_bytes, forward_wire_bytes, backward_bytes, backward_wire_bytes), weights_bytes
+        (on the rank), whole_weights_bytes (of the unsliced layer).
         """
         return self._table("layers")
 
@@ -198,7 +197,7 @@ class Run:
 
     @cached_property
     def environment(self) -> Record:
-        """Package versions and hardware; empty, with a warning, if the record's file is damaged."""
+        """Package versions and hardware, or an empty dict and a warning if the file is damaged."""
         path = self.path / "environment.json"  # the file is missing if the run failed early
         try:
             return _without_schema(store.read_json(path)) if path.exists() else {}
@@ -208,7 +207,7 @@ class Run:
 
     @property
     def seeds(self) -> list[Run]:
-        """Runs of the repeats (one per seed), ordered by seed; empty for a run without repeats."""
+        """The runs of all seeds, in order of the seeds; empty for a run without repeats."""
         entries = [path for path in self.path.iterdir() if not path.is_symlink()]
         numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in entries)
         # Seeds are sorted as numbers, because the text seed10 would come before seed2.
@@ -234,11 +233,12 @@ class Run:
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
-        os.close(open_file(files[0]))  # rejects symbolic links, and pipes, which would block Keras
+        # rejects symbolic links, and pipes, on which Keras would block
+        os.close(open_file(files[0]))
         return files[0]
 
     def model(self) -> keras.Model:
-        """Return the trained model, loaded in Keras's safe mode; this imports Keras.
+        """Import Keras, and load the trained model in Keras's safe mode.
 
         Raises:
             LabkitError: If the model file contains code, such as a Lambda layer, or unknown
@@ -284,7 +284,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
 
 
 def run_from_records(records: RunRecords) -> Run:
-    """Return a run from records that were already read, so that they are not read again."""
+    """Return a run from records in memory, so that their files are not read again."""
     run = Run(records.path)
     run.__dict__["experiment"] = _without_schema(records.experiment)
     if records.metrics is not None:
@@ -322,7 +322,7 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 
 
 def key_metrics(run: Run) -> Record:
-    """Return, by name, the metrics of a run that are shown in tables of runs."""
+    """Return a dict of the metrics of a run that are shown in tables of runs."""
     metrics, hidden = run.metrics, SPEED_METRICS if equivalence_failed(run) else ()
     shown_metrics: Record = {}
     # The metrics are ordered as in KEY_METRICS, not as in the record.
@@ -337,7 +337,7 @@ def key_metrics(run: Run) -> Record:
 
 
 def logged_names(run: Run) -> list[str]:
-    """Return the names of results that the user logged with `lk.log`, without labkit's names."""
+    """Return the names of results that the user logged with `lk.log`, except labkit's metrics."""
     names = run.metrics.get("logged") or []
     return [
         name for name in names if name not in ("accuracy", "val_accuracy", "val_loss", *KEY_METRICS)
@@ -345,7 +345,7 @@ def logged_names(run: Run) -> list[str]:
 
 
 def logged_results(run: Run) -> Record:
-    """Return the numbers that the user logged with `lk.log`, by name, without the training loss."""
+    """Return a dict of numbers that the user logged with `lk.log`, except the training loss."""
     results = {name: run.metrics.get(name) for name in logged_names(run) if name != "loss"}
     return {name: value for name, value in results.items() if is_number(value)}
 

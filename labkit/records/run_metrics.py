@@ -51,7 +51,7 @@ class FirstDifference(TypedDict):
 
 
 class Verdict(TypedDict):
-    """The verdict of the equivalence check; after a failure, also the place of the difference."""
+    """The verdict of the equivalence check, with the place of the difference after a failure."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
@@ -87,8 +87,7 @@ class WholeResult:
         checkpoints: Number and costs of the run's checkpoints; None if the run writes no
             checkpoints.
         faults: Failures of ranks that training survived, with the seconds that each of them cost.
-        membership_history: For each set of ranks that trained together, the number of their first
-            training step.
+        membership_history: For each set of ranks that trained together, their first training step.
         model: Bytes of the trained model's .keras file; None if Keras cannot save the model.
     """
 
@@ -110,7 +109,7 @@ class RankResult:
 
     Attributes:
         rows: History of the rank, with one row per step.
-        memory: Bytes that the rank stores, measured and predicted, by kind of memory.
+        memory: Measured and predicted bytes on the rank, with one entry per kind of memory.
         peak: Peak memory of the rank's process in bytes.
         stopped: Whether the user stopped the training early; default: False.
         timeline: Timed events of the rank, see `labkit.exchange.Timeline`.
@@ -118,10 +117,10 @@ class RankResult:
             training.
         compression_stats: Rows with statistics of gradient compression.
         nonfinite: Records of gradients and losses that were infinite or NaN.
-        update_log: One event of the parameter servers for each gradient, see
+        update_log: Events of the parameter servers, one per gradient; see
             `labkit.programs.event_log.EventLog`.
-        layers: For each layer under tensor parallelism, how it is divided, and the bytes that it
-            sends.
+        layers: One entry per layer under tensor parallelism, with its division and the bytes that
+            it sends.
         whole: Results of the whole run, on rank 0; None on other ranks.
     """
 
@@ -139,7 +138,7 @@ class RankResult:
 
 
 def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence[Event]:
-    """Return a rank's events with times of rank 0's clock; clocks are assumed to drift linearly.
+    """Return a rank's events with times on rank 0's clock; clock drift is assumed to be linear.
 
     If no measured offset exceeds its error, as on a single host, times are unchanged.
     """
@@ -159,7 +158,7 @@ def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence
 
 
 def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
-    """Return the bytes of each kind of memory, and the peak of a process, as maxima over ranks.
+    """Return each kind of memory and the peak process memory in bytes, as maxima over ranks.
 
     Gradients have the same dtype as weights. With a mixed-precision policy, weights stay float32
     and are cast when they are used, so only activations have another dtype.
@@ -182,7 +181,7 @@ def summarise(
 ) -> Record:
     """Return the metrics of a run, which labkit stores in the file metrics.json.
 
-    The duration of a training step is that of the slowest rank. With asynchronous workers, each
+    The slowest rank determines the duration of a training step. With asynchronous workers, each
     step of each worker is a separate measurement. The first training step is reported separately,
     because the model is traced in it. If a run has more than 20 steps, the 10 steps after the first
     are warm-up steps and are not timed. The median, p10 and p90 of the step time are computed from
@@ -192,7 +191,7 @@ def summarise(
     Args:
         experiment: Experiment that was run.
         rows: History rows of all ranks.
-        ranks: Results of the ranks that survived, by rank number.
+        ranks: Results of the surviving ranks; each key is a rank number.
         whole_result: Results of the whole run, which rank 0 returns.
     """
     # The import is inside the function, because most callers of this module do not need psutil.
@@ -246,7 +245,7 @@ def summarise(
 
 
 def _nonfinite_values(experiment: Experiment, ranks: Sequence[RankResult]) -> Record:
-    """Return a record of infinite or NaN losses and gradients; {} if all values are finite."""
+    """Return a record of infinite or NaN losses and gradients, or {} if all values are finite."""
     bad_values = sorted((b for rank in ranks for b in rank.nonfinite), key=lambda b: b["step"])
     if not bad_values:
         return {}
@@ -266,8 +265,8 @@ class _Steps:
 
     Attributes:
         timed: Seconds of each timed step.
-        rate: Samples per second, summed over all ranks. With asynchronous workers, only samples
-            whose gradients are applied after the warm-up are counted.
+        rate: Samples per second, summed over all ranks. With asynchronous workers, `rate` counts
+            only samples whose gradients are applied after the warm-up.
         first, whole: Seconds of the first training step, and total seconds of all training steps.
     """
 
@@ -308,18 +307,18 @@ class _Steps:
 
 
 def _link_bytes(rows: Sequence[Row]) -> Record:
-    """Return the mean bytes per step that a rank sends to other hosts; {} if there is one host."""
+    """Return a rank's mean bytes per step to other hosts, or {} if there is only one host."""
     link_bytes = [row["link_bytes"] for row in rows if "link_bytes" in row]
     return {"link_bytes_per_step": float(np.mean(link_bytes))} if link_bytes else {}
 
 
 def aggregate(seeds: Sequence[Run]) -> Record:
-    """Return one record of metrics for several repeats of a run, with the medians of metrics.
+    """Return the medians of metrics over several repeats of a run, as one record.
 
     The entry `spread` contains, for each numeric metric, the [minimum, maximum] over the repeats.
-    Metrics that are texts have the text of the first repeat. The verdict of the equivalence check
-    is the worst one of all repeats. Medians of epoch metrics combine epochs that have the same
-    index.
+    A text metric keeps the text of the first repeat. The verdict of the equivalence check is the
+    worst verdict of all repeats. The median of an epoch metric covers the same epoch of all
+    repeats.
 
     Raises:
         LabkitError: If no repeat has completed.
@@ -332,14 +331,13 @@ def aggregate(seeds: Sequence[Run]) -> Record:
     checks = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
     if checks:
-        # A failed verdict is the worst; among equal verdicts, the one with the largest difference
-        # is the worst.
+        # A failed verdict is the worst. Among equal verdicts, the verdict with the largest
+        # difference is the worst.
         rank = [
             (check["verdict"] == "failed", check.get("max_abs_difference") or 0) for check in checks
         ]
         merged["equivalence"] = checks[rank.index(max(rank))]
-    # The flag `oversubscribed` is set if any repeat sets it, unlike texts, which come from the
-    # first repeat.
+    # The flag `oversubscribed` is set if any repeat sets it.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
     merged["repeats"] = len(records)
     merged["spread"] = _spread(records)
@@ -347,8 +345,7 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
-    # Minimum and maximum are not computed for epochs, which are lists, or for verdicts, of which
-    # only the worst is kept.
+    # Epochs are lists, and only the worst verdict is kept, so neither has a minimum and a maximum.
     scalars = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in scalars]
     columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}
@@ -356,7 +353,7 @@ def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """Return medians of numbers, including those in dicts and lists; else the first value."""
+    """Return medians of numbers, also inside dicts and lists; of other values, the first one."""
     first = next((value for value in values if value is not None), None)
     if is_number(first):
         return statistics.median(value for value in values if is_number(value))

@@ -34,7 +34,7 @@ EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timest
 
 
 def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
-    """Return a description of the first invalid field of a record; None if all fields are valid.
+    """Return a description of the first invalid field of a record, or None if all fields are valid.
 
     Only the fields that labkit reads are checked. A field that is missing or null is valid.
     Pydantic is not used for the check of fields, because importing Pydantic takes longer than the
@@ -54,7 +54,7 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
 
 
 def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
-    """Return a description of the first invalid value from `lk.log`; None if all are valid."""
+    """Return a description of the first invalid value from `lk.log`, or None if all are valid."""
     logged = metrics.get("logged")
     for name in logged if isinstance(logged, list) else ():
         value = metrics.get(name)
@@ -132,8 +132,8 @@ def numbers(value: JSON) -> bool:
     """A mapping from names to numbers."""
     if not isinstance(value, dict):
         return False
-    # The sets of types are compared first, because the comparison of sets is fast even for the
-    # numbers of thousands of runs.
+    # The set of value types is checked first, because this check is fast even for thousands of
+    # runs.
     other_types = {*map(type, value.values())} - {float, int, type(None)}
     return not other_types and all(
         number_or_none is None or number(number_or_none) for number_or_none in value.values()
@@ -171,7 +171,7 @@ def listed(value: JSON) -> bool:
 
 
 def members(value: JSON) -> bool:
-    """A list of records, each with a folder's name, values by name, and the number of a repeat."""
+    """A list of records with a folder's name, a mapping of values, and a repeat number in each."""
     return isinstance(value, list) and all(
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
@@ -194,7 +194,7 @@ def search(value: JSON) -> bool:
 
 
 def memory(value: JSON) -> bool:
-    """A list of records with a rank, and with measured and predicted bytes by name."""
+    """A list of records, each with a rank, and with mappings of measured and predicted bytes."""
     return _is_rank_list(value, {"measured": numbers, "predicted": numbers})
 
 
@@ -213,7 +213,7 @@ def _is_rank_list(value: JSON, parts: Mapping[str, Field]) -> bool:
 
 
 def epochs(value: JSON) -> bool:
-    """A list of one mapping per epoch, with numbers by name and the last step."""
+    """A list with one mapping of numbers per epoch, which includes the last step."""
     return isinstance(value, list) and all(
         numbers(entry) and isinstance(entry, dict) and number(entry.get("step")) for entry in value
     )
@@ -345,7 +345,7 @@ RENAMED_TABLES: Names = {
 
 
 def with_names_of_today(file: str, record: Fields) -> Fields:
-    """Return a record of schema 1 with the current names of its fields and classes.
+    """Rename the fields and classes of a record of schema 1 to their current names.
 
     Args:
         file: Name of the record's file, such as "experiment.json".

@@ -29,7 +29,7 @@ Value: TypeAlias = str | float | list[int]
 
 
 class RankMemory(TypedDict):
-    """A record of one rank's memory: bytes by kind, and bytes of the whole model's weights."""
+    """The memory of one rank: bytes of each kind, and bytes of the whole model's weights."""
 
     rank: int
     stages: list[int]
@@ -39,12 +39,12 @@ class RankMemory(TypedDict):
 
 
 def rank_row(run: Run, part: RankMemory) -> dict[str, Value]:
-    """Return a rank's time, traffic and memory; `part` is its entry in the metric `memory`."""
+    """Return a rank's time, traffic and memory, given its entry `part` in the metric `memory`."""
     return {"rank": int(part["rank"]), **_time(run, part), **_memory(part)}
 
 
 def pipeline_row(run: Run, baseline: Run | None) -> dict[str, Value]:
-    """Return the row of a run in `labkit.figures.pipeline_table`, with bubble and speed-up."""
+    """Return a run's row for `labkit.figures.pipeline_table`, with idle fraction and speed-up."""
     strategy = strategy_of(run)
     predicted, events = predicted_pipeline(run), stage_events(run)
     table = predicted.table
@@ -101,7 +101,7 @@ def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
     )
     if timeline is None:  # a single rank has no timeline
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
-    # Only steps in `history` are used; `history` excludes warm-up steps.
+    # The events are limited to the steps in `history`, which excludes warm-up steps.
     rank_events = timeline[(timeline["rank"] == rank) & timeline["step"].isin(set(history["step"]))]
     kinds = rank_events["kind"].astype(str).str.split(" ").str[0]
     durations = rank_events["stop"] - rank_events["start"]
@@ -133,13 +133,12 @@ def _number(value: float | None) -> float:
 def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
     """Return the compute seconds (F, B, W) of an average rank for one micro-batch.
 
-    F is the time of the forward pass, B that of the backward pass, and W that of separate weight
-    gradients. If a rank has several stages, their times are added.
+    F is the time of the forward pass, B of the backward pass, and W of separate weight gradients.
+    If a rank has several stages, their times are added.
     """
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks
-    # A schedule uses only one of backward and backward_input; the action that it does not use has 0
-    # s.
+    # A schedule uses either `backward` or `backward_input`, so the unused action takes 0 s.
     backward = (seconds["backward"] + seconds["backward_input"]).sum() / ranks
     return float(forward), float(backward), float(weight)
 

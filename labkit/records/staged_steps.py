@@ -34,7 +34,7 @@ def is_staged(run: Run) -> bool:
 
 
 def strategy_of(run: Run) -> Staged:
-    """Return the strategy of a run, whose model must be divided into stages."""
+    """Return the strategy of a run with a model that is divided into stages."""
     fields = dict(run.experiment["strategy"])
     kind = STRATEGIES[fields.pop("name")]
     assert issubclass(kind, Staged)  # for the type checker; callers check `is_staged` first
@@ -71,9 +71,9 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
-    """Return one step (with delayed gradients, three) as measured, as a `PipelineSimulation`.
+    """Return one measured step (three with delayed gradients) as a `PipelineSimulation`.
 
-    On an emulated network, the time of a message lasts from its sending to its receipt.
+    On an emulated network, the send of a message ends when its receiver has received it.
 
     Args:
         run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`; only its first replica
@@ -88,8 +88,8 @@ def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
     simulations = measured_steps(run, None if step is None else [step])
     if not simulations:
         raise InvalidInput(f"{run.name} has no complete step {'' if step is None else step}")
-    # The step with the median duration is returned instead of a mean step, so that all its times
-    # were really measured.
+    # The step with the median duration is returned instead of a mean step, so that all returned
+    # times were really measured.
     return sorted(simulations, key=lambda step_simulation: step_simulation.seconds)[
         len(simulations) // 2
     ]
@@ -122,7 +122,7 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
 
 
 def predicted_pipeline(run: Run) -> PipelineSimulation:
-    """Return a simulation of a run's training step, using the measured time of each action.
+    """Simulate a run's training step with the measured compute time of each action.
 
     The simulated messages use the network of the run. The simulated computation times are medians
     of measured times, so they already include slowdowns of stragglers.
@@ -158,7 +158,7 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
 
 
 def predicted_rows(run: Run) -> list[Record]:
-    """Return the predicted events of each rank as timeline rows, timed from the step's start.
+    """Return the predicted events of each rank as timeline rows from each step's start.
 
     The rows have the kinds `predicted forward 0`, `predicted backward 0`, and so on. With delayed
     gradients, the rows begin with the first step after the warm-up steps. For a run that has no
@@ -199,7 +199,7 @@ def predicted_rows(run: Run) -> list[Record]:
 
 
 def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray]:
-    """Return each action's median seconds over steps after warm-up, one element per stage."""
+    """Return each action's median seconds over steps after the warm-up, for each stage."""
     steady_events = events[events["step"].isin(steady_steps(events["step"]))]
     medians = (
         (steady_events["stop"] - steady_events["start"])
@@ -215,7 +215,7 @@ def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray
 def _as_simulation(
     run: Run, table: ScheduleTable, parts: list[pandas.DataFrame]
 ) -> PipelineSimulation:
-    """Return a simulation with the measured times of those schedule rows that have events."""
+    """Return a simulation with measured times, limited to the schedule rows that have events."""
     import pandas as pd
 
     times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
@@ -225,8 +225,8 @@ def _as_simulation(
         times.setdefault((action, int(stage), int(number)), []).append((start, stop))
     chosen, start, stop = [], [], []
     for index, (_, stage, action, number, _) in enumerate(table.rows()):
-        # For each micro-batch, a stage receives the activation before the gradient, so times are
-        # assigned in order.
+        # A stage receives a micro-batch's activation before its gradient, so times are assigned in
+        # order.
         remaining = times.get((action, stage, number))
         if remaining:
             event_start, event_stop = remaining.pop(0)
@@ -279,7 +279,7 @@ def _select(simulation: PipelineSimulation, rows: np.ndarray) -> PipelineSimulat
 
 
 def _is_backward(table: ScheduleTable) -> np.ndarray:
-    """Return which rows of a pipeline schedule belong to the backward pass."""
+    """Return whether each row of a pipeline schedule belongs to the backward pass."""
     is_message_back = np.where(
         table.action == "send", table.peer < table.stage, table.peer > table.stage
     )
@@ -288,13 +288,13 @@ def _is_backward(table: ScheduleTable) -> np.ndarray:
 
 
 def _ranks(run: Run) -> int:
-    """Return the number of ranks per replica, or per slice if there is tensor parallelism."""
+    """Return the number of ranks per replica; tensor-parallel slices of a stage count once."""
     workers = int(run.experiment["workers"])
     return strategy_of(run).ranks(workers) if is_staged(run) else workers
 
 
 def _network(run: Run) -> Network | None:
-    """Return the network between the ranks that have the first slice of each stage."""
+    """Return the network between the ranks with the first tensor-parallel slice of each stage."""
     record: Any = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     if network is None:

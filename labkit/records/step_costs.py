@@ -28,17 +28,17 @@ class StepCosts:
     """Costs of a training step, over all seeds and all steps except the first 10.
 
     Attributes:
-        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting:
-            averages over ranks, then medians over steps. The value `compute` is the step time minus
-            `codec`, `wire` and `wait`, but at least 0.
+        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting,
+            averaged over ranks, as the median over steps. The value `compute` is the step time
+            minus `codec`, `wire` and `wait`, but at least 0.
         work: Seconds of `compute` plus `codec` on the rank where this sum is largest, as the median
             over steps.
         payload: Bytes per step that each rank passes to the gradient exchange, averaged over ranks
             and steps.
         sent: Total bytes that all ranks send per step, averaged over steps.
-        busiest: Bytes per step that are sent by the rank that sends the most, averaged over steps.
-        messages, busiest_messages: Messages per step of all ranks and of the rank that sends the
-            most, averaged like `sent` and `busiest`.
+        busiest: Bytes per step from the rank that sends the most, averaged over steps.
+        messages, busiest_messages: Messages per step of all ranks, and of the rank that sends the
+            most, averaged over steps.
     """
 
     compute: float
@@ -54,7 +54,7 @@ class StepCosts:
 
 
 def step_costs(run: Run) -> StepCosts | None:
-    """Return the costs of a run's steps after the first 10; None if the run has no history."""
+    """Return the costs of a run's steps after the first 10, or None if the run has no history."""
     history = run.history
     if history.empty:
         return None
@@ -82,8 +82,8 @@ def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # Communication that overlaps computation is also subtracted, so the remaining compute time may
-    # be negative; a negative value is replaced by 0.
+    # The subtraction includes communication that overlaps computation, so a negative rest is
+    # replaced by 0.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])
@@ -132,7 +132,7 @@ class Win:
 
 
 def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
-    """Return the cost model of each named group, with medians over the group's runs."""
+    """Return the cost model of each named group of runs, with medians over its runs."""
     measured = []
     for name, runs in groups.items():
         links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
@@ -150,8 +150,8 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
     The step time of a training method is a straight line as a function of 1/B, where B is the
     bandwidth. The slope of the step time over 1/B is the number n of bytes, and the constant term
     is the fixed time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a
-    shorter fixed time f' becomes faster than a method with n and f. A method with n and f and a
-    method with n' and f' are equally fast at \(B = (n' - n) / (f - f')\).
+    shorter fixed time f' becomes faster than a method with n and f. Two methods with bytes n and
+    n', and fixed times f and f', are equally fast at \(B = (n' - n) / (f - f')\).
     """
     first, high = over
 
@@ -209,7 +209,7 @@ def winners_text(wins: Sequence[Win]) -> str:
 
 
 def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Return work in s, successive messages, and bytes on the busiest link, per step of a run."""
+    """Return a step's work in s, its successive messages, and its bytes on the busiest link."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
@@ -230,14 +230,14 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
 
 
 def _switch(run: Run) -> Network | None:
-    """Return a run's emulated network if it consists of a single switch; otherwise None."""
+    """Return a run's emulated network if it consists of a single switch, and otherwise None."""
     record = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     plain = network is not None and network.hosts is None and network.links is None
     return network if plain else None
 
 
-KINDS = ("intra", "inter")  # threads within an operation (intra), for parallel operations (inter)
+KINDS = ("intra", "inter")  # threads within an operation, and threads for parallel operations
 
 
 class StepTime(NamedTuple):
@@ -270,7 +270,7 @@ class ThreadSweep:
 
 
 def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
-    """Return the median, minimum and maximum step time over repeats, by batch size and threads."""
+    """Return median, minimum and maximum step times over repeats, by batch size and threads."""
     timed = sweep.to_dataframe().groupby(["batch", "intra", "inter"])["step_ms"]
     columns = {"step_ms": "median", "step_ms_low": "min", "step_ms_high": "max"}
     return timed.agg(**columns).reset_index()
@@ -279,8 +279,8 @@ def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
 def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
     r"""Return the lowest thread count that slows steps down, by batch size and kind of thread.
 
-    Only one of the two thread counts is varied; the other thread count is that of the fastest step.
-    Let \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
+    The function varies one thread count, and keeps the other at the value of the fastest step. Let
+    \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
     with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) such that
     \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats. The column
     `less_from` has no value if there is no such \(k\), or if there is only one repeat. The columns
@@ -303,8 +303,8 @@ def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str
     )
     best: tuple[int, int] = steps.median().idxmin()
     for index, kind in enumerate(KINDS):
-        # Candidates differ from the fastest pair only in the thread count of `kind`, and are sorted
-        # by the thread count of `kind`.
+        # Candidates share the other thread count with the fastest pair, and are sorted by the
+        # thread count of `kind`.
         candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
         row |= {"threads": kind, "best": best[index], "other": best[1 - index]}

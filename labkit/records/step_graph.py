@@ -22,8 +22,8 @@ class Operation:
         bytes: Bytes of all outputs; NaN if the shape of an output is known only during execution.
         seconds: Median duration over the traced steps; 0 for operations without events in
             TensorFlow's profiler, such as constants and arguments.
-        start, stop: Times in seconds since the start of the step that figures show; NaN if the
-            profiler recorded no event.
+        start, stop: Seconds since the start of the displayed step; NaN if the profiler recorded no
+            event.
     """
 
     name: str
@@ -40,8 +40,7 @@ class Flow:
     """A dependency between two operations, which transfers a tensor or only controls their order.
 
     Attributes:
-        source, target: Names of the operation that produces the tensor, and of the operation that
-            uses it.
+        source, target: Names of the operations that produce and use the tensor.
         bytes: Bytes of the tensor.
         control: Whether the dependency is a control dependency, which transfers no tensor.
         output: Index of the tensor among the outputs of `source`.
@@ -85,7 +84,7 @@ class StepGraph:
             single dependency. Dependencies that lead back to the start of a loop are omitted.
         seconds: Duration of the step for which the times `start` and `stop` of operations were
             measured.
-        transfers: Pairs of a send and a receive (`Transfer`), which carry out dependencies between
+        transfers: Pairs of a send and a receive (`Transfer`), which implement dependencies between
             devices.
     """
 
@@ -101,7 +100,7 @@ class StepGraph:
 
     @property
     def copies(self) -> list[Flow]:
-        """Dependencies between devices: one per tensor and device that receives the tensor.
+        """Dependencies between devices, one for each pair of a tensor and a receiving device.
 
         A control dependency between devices also counts, because TensorFlow implements it by
         sending an empty constant.
@@ -115,7 +114,7 @@ class StepGraph:
 
 
 Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
-WAY = "product, with the copies"  # label of rows with times of products, including copies
+WAY = "product, with the copies"  # label of rows for matrix products whose times include copies
 
 
 @dataclass(frozen=True)
@@ -125,17 +124,16 @@ class PlacementMeasurements:
     Attributes:
         listed: Names of all logical devices, as TensorFlow lists them.
         kernels: Rows of TensorFlow's kernel registry, each with op, device and types.
-        rules: Rows of tests of TensorFlow's placer, each with the requested and the resulting
+        rules: Test results of TensorFlow's placer, each with the requested and the resulting
             device.
         scoped: Executed graph of a training step in which each tower (parallel branch of the model)
             has its own device scope.
-        log: For each graph node of the step in `scoped`, its device, from TensorFlow's placement
-            log.
+        log: Device of each graph node in `scoped`, from TensorFlow's placement log.
         tasks: Graph of a training step without device scopes, with the seconds and output bytes of
             each operation.
         links: Rows of timed copies between two logical devices, each with bytes and seconds.
-        latency, bandwidth: Fixed seconds per copy between two logical devices, and bytes/s of the
-            copy.
+        latency, bandwidth: Fixed time in s of a copy between two logical devices, and its rate in
+            bytes/s.
         dispatch: Seconds that TensorFlow needs per operation in addition to the computation.
         speeds: Rows of timed matrix products and copies of different sizes; empty without a GPU.
     """
@@ -185,7 +183,8 @@ class QueuedOperation:
         operation: The operation that TensorFlow executed.
         needs: Number of inputs and control inputs that must be complete before the operation can
             start.
-        ready: Time at which the operation's last dependency ended, so that it could start.
+        ready: Time at which the operation's last dependency ended, so that the operation could
+            start.
         start, stop: Times at which the operation started and ended. TensorFlow's profiler records
             no events for constants and arguments. An operation without an event is assumed to end
             as soon as it is ready.
@@ -210,8 +209,7 @@ class Moment(NamedTuple):
 
     Attributes:
         time: Seconds since the start of the training step.
-        unresolved: For each operation, by name, the number of its dependencies that have not yet
-            ended.
+        unresolved: For each operation name, the number of dependencies that have not yet ended.
         queued, running, done: Names of the operations that are queued, running, or finished.
     """
 
@@ -228,8 +226,8 @@ class ReadyQueue:
 
     Attributes:
         served: One entry per operation, sorted by the time at which it became ready.
-        before: For each operation, the names of its dependencies; a dependency's name is repeated
-            if the operation uses several outputs of this dependency.
+        before: For each operation, the names of its dependencies. A name is repeated if the
+            operation uses several outputs of the dependency.
     """
 
     served: tuple[QueuedOperation, ...]
@@ -266,7 +264,7 @@ class ReadyQueue:
         return [self.at(time) for time in reversed(distinct_times)]
 
     def started_early(self, resolution: float = RESOLUTION) -> list[str]:
-        """Return the operations that start before their inputs end; a correct trace has none."""
+        """Return the operations that start before their inputs end (none in a correct trace)."""
         return [entry.operation.name for entry in self.served if entry.wait < -resolution]
 
     @property

@@ -44,10 +44,10 @@ ELEMENT = "LABKIT_ELEMENT"
 _REASON = ".reason"  # file in a job's folder with the reason why it was interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
-MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have some 10 million
+MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have about 10 million bytes
 MAX_TABLE_BYTES = 2**28  # maximum bytes of a compressed Parquet file
 START_TOLERANCE = 0.1  # seconds by which two readings of a process's start may differ
-MAX_NAME_BYTES = 120  # maximum bytes; below the limit 255, as archives and mounts lengthen names
+MAX_NAME_BYTES = 120  # maximum bytes, below the usual 255, because archives lengthen names
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -133,11 +133,11 @@ def _record(path: Path | str) -> Record:
 
 
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
-    """Return the content of a file; if `last` is given, return only its last `last` bytes.
+    """Return the content of a file, or only its last `last` bytes if `last` is given.
 
     Raises:
         OSError: If the file cannot be read.
-        UnsafeFile: If the path is not that of a regular file, or if the file has more than
+        UnsafeFile: If the path does not name a regular file, or if the file has more than
             MAX_RECORD_BYTES.
     """
     return read_file(path, MAX_RECORD_BYTES, last)
@@ -165,10 +165,10 @@ def _plain(value: Any) -> Any:
 
 
 def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
-    """Return a valid file name of at most `limit` ASCII bytes, without separators and not hidden.
+    """Return a valid file name of at most `limit` ASCII bytes, without separators or a leading dot.
 
     A longer text is cut, and eight hex digits of its SHA-256 are appended. Two long texts that
-    differ only at the end are converted to different names.
+    differ only at the end get different names.
     """
     name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
     if len(name) <= limit:
@@ -177,7 +177,7 @@ def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
 
 
 def new_run_directory(parent: Path | str, name: str) -> Path:
-    """Create the directory `<name>` in `parent`; if it exists, `<name>-2`, `<name>-3` and so on.
+    """Create the directory `<name>` in `parent`, or `<name>-2`, `<name>-3`, … if the name exists.
 
     Two processes cannot create the same directory, because mkdir is atomic.
     """
@@ -193,7 +193,7 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 
 
 def run_directory(name: str) -> Path:
-    """Create a run directory in this process's job folder, or else in the interactive folder."""
+    """Create a run directory in this process's job folder, or without one, interactively."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
@@ -209,7 +209,7 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
         root: Folder that contains all runs.
         notebook: Name or path of the notebook; if the path is absolute, only its last part is
             recorded.
-        parameters: Those parameters that differ from the notebook's defaults.
+        parameters: Parameters that differ from the notebook's defaults.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
     make_folder(folder, root)
@@ -223,7 +223,7 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
 
 
 def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -> Path | None:
-    """Return a notebook's newest job with `parameters` if it failed or was interrupted.
+    """Return a notebook's newest job with `parameters`, if the job failed or was interrupted.
 
     The returned job receives the status "queued".
 
@@ -252,7 +252,7 @@ def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> st
 
 
 def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
-    """Write the file params.yaml of a job, and its status "queued" with the fields `fields`."""
+    """Write a job's file params.yaml, and its status "queued" with the fields `fields`."""
     import yaml
 
     values = _plain(dict(parameters))
@@ -264,13 +264,13 @@ def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fie
 
 
 def recorded_path(path: Path | str) -> str:
-    """Return a path in the form used in records: only its last part if the path is absolute."""
+    """Return a path as records contain it, with only the last part of an absolute path."""
     path = Path(path)
     return path.name if path.is_absolute() else path.as_posix()
 
 
 def _short(value: JSON) -> str:
-    """Return a parameter's value as text for a folder name; a path is cut to its last part."""
+    """Return a parameter's value as text for a folder name; of a path, only the last part."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return Path(text).name if text.startswith(("/", "~")) else text
 
@@ -290,7 +290,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
-    """Record the experiment and its environment, and that this process now executes the run."""
+    """Record the experiment and its environment, and this process as the executor of the run."""
     write_json(directory / "experiment.json", experiment)
     if environment is not None:
         write_json(directory / "environment.json", environment)
@@ -298,7 +298,7 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
 
 
 def mark_running(directory: Path, **fields: JSON) -> None:
-    """Record that this process now executes the run or job; add the status fields `fields`."""
+    """Record that this process now executes the run or job, with the additional fields `fields`."""
     fields_now = {"started": now(), "ended": None, "cause": None, "rank": None}
     _write_status(directory, "running", **fields_now | fields)
 
@@ -316,9 +316,9 @@ def finish(
     Args:
         directory: Directory of the run.
         metrics: Fields of the record in metrics.json.
-        history: The history as a table, either columns (a DataFrame, or a mapping from names to
-            values) or a list of rows (mappings). The history must have all columns in
-            HISTORY_COLUMNS, and may have more.
+        history: The history, given as columns (a DataFrame, or a mapping from names to values) or
+            as a list of rows (mappings). The history must have all columns in HISTORY_COLUMNS, and
+            may have more.
         model: Bytes of the trained model's .keras file; None if no model is written.
         stopped: Why the run ended early; None if it completed.
         pruned: Whether a search ended the run, because other trials were better.
@@ -336,21 +336,21 @@ def finish(
 def write_results(
     directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
 ) -> None:
-    """Write metrics and history like `finish`, but no final status, as the run may continue."""
+    """Write metrics and history like `finish`, but no final status: the run may continue."""
     # The metrics are written last, so that every run with metrics also has a history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:
-    """Write rows to a Parquet file; without rows, write no file."""
+    """Write rows to a Parquet file, or no file if there are no rows."""
     import pyarrow as pa
 
     return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a Parquet table; if its file is damaged, warn and return an empty table.
+    """Return a Parquet table, or warn and return an empty table if the file is damaged.
 
     The table must have each column in `columns` with the pandas type that `columns` specifies; all
     other columns must contain numbers.
@@ -388,7 +388,7 @@ def complete(directory: Path) -> None:
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
-    """Record a failure with the first failed rank; remove local paths and names from the cause."""
+    """Record a failure and the first failed rank, without local paths and names in the cause."""
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
@@ -405,7 +405,7 @@ def prune(directory: Path, cause: str) -> None:
 
 
 def write_reason(directory: Path, cause: str) -> None:
-    """Write the reason for an interrupt to a file, from which the process of the job reads it."""
+    """Write the reason for an interrupt to a file, which the process of the job reads."""
     with suppress(OSError):  # if writing fails, the interrupt has no reason
         write_atomically(directory / _REASON, cause)
 
@@ -419,7 +419,7 @@ def read_reason(directory: Path) -> str | None:
 
 
 def clear_reason(directory: Path) -> None:
-    """Remove the file with the reason for an interrupt, which the job's status now contains."""
+    """Remove the file with an interrupt's reason, which the job's status now contains."""
     with suppress(OSError):
         (directory / _REASON).unlink(missing_ok=True)
 
@@ -427,7 +427,7 @@ def clear_reason(directory: Path) -> None:
 def end_orphans(
     job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
 ) -> None:
-    """Record the end of each run of a job whose process ended without a recorded end.
+    """Record an end for each run of a job whose process ended without a record of the end.
 
     If the process of a run is still alive, the function waits up to `seconds` until it ends.
     """
@@ -448,12 +448,12 @@ def runs_of(job: Path) -> list[Path]:
 
 
 def read_status(directory: Path) -> Record:
-    """Return a run's status; "running" without a living process is changed to "interrupted"."""
+    """Return a run's status, in which "running" without a living process becomes "interrupted"."""
     return checked_status(read_json(directory / "status.json"), directory)
 
 
 def checked_status(status: Record, directory: Path | str) -> Record:
-    """Return the status that `read_status` would return if it read the record `status`."""
+    """Check and correct the record `status` in the same way as `read_status`."""
     if status.get("state") not in STATES:
         raise LabkitError(
             f"{os.path.basename(directory)}/status.json has the state "
@@ -467,9 +467,9 @@ def checked_status(status: Record, directory: Path | str) -> Record:
 
 
 def fallback_status(directory: Path, status: Record) -> Record | None:
-    """Return a run's final status if it was written to the runtime folder; otherwise None.
+    """Return a run's final status from the runtime folder, or None if no status was written there.
 
-    If the final status belongs to an earlier attempt in the same directory, it is ignored.
+    A final status of an earlier attempt in the same directory is ignored.
     """
     try:
         record = read_json(_fallback_path(directory))
@@ -479,7 +479,7 @@ def fallback_status(directory: Path, status: Record) -> Record | None:
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
-    """Update the status record of a run; fields that are not given keep their values."""
+    """Update the status record of a run, and keep the values of fields that are not given."""
     # Only one process writes the status of a run, so no other process changes the status between
     # the following read and write.
     path = directory / "status.json"
@@ -495,7 +495,7 @@ def _write_status(directory: Path, state: str, **fields: JSON) -> None:
 
 
 def _write_fallback_status(directory: Path, record: Record, error: OSError) -> None:
-    """Write a final status to the runtime folder, as the run's own folder is not writable."""
+    """Write a final status to the runtime folder, because the run's own folder is not writable."""
     outcome = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
     line = f"labkit: {recorded_path(directory.name)}/status.json: {error.strerror}; {outcome}"
     try:
@@ -523,7 +523,7 @@ def this_process() -> Record:
 
 
 def is_alive(status: Record) -> bool:
-    """Return whether a recorded process is still running and no other process has its pid.
+    """Return whether a recorded process still runs, and its pid does not belong to a newer process.
 
     A process in another task of a Slurm job array always counts as alive, because only Slurm knows
     the task's state. Within the same task, the function checks whether the recorded process runs.
@@ -551,7 +551,7 @@ def is_alive(status: Record) -> bool:
 
 
 def _parquet(history: Rows | pandas.DataFrame) -> bytes:
-    """Return the history in Parquet format; HISTORY_COLUMNS come first, in order and with types."""
+    """Return the history in Parquet format, with the typed columns of HISTORY_COLUMNS first."""
     import pyarrow as pa
 
     if isinstance(history, Sequence):
@@ -583,5 +583,5 @@ def _compressed(table: pa.Table) -> bytes:
 
 
 def now() -> str:
-    """Return the current time in the form used in records: UTC, ISO 8601, with milliseconds."""
+    """Return the current time as records contain it: UTC in ISO 8601 format, with milliseconds."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

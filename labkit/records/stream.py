@@ -2,9 +2,9 @@
 
 Each line of a message file is one message, which consists of a kind and a record. A message of kind
 `doing` contains the current activity of the ranks. A message of kind `plan` contains the steps per
-epoch, of kind `step` a row of the history, and of kind `epoch` the metrics after an epoch. A
-message of kind `fault` contains the costs of rank failures, after which spare ranks replaced the
-failed ranks.
+epoch. A message of kind `step` contains a row of the history, and one of kind `epoch` the metrics
+after an epoch. A message of kind `fault` contains the costs of rank failures, after which spare
+ranks replaced the failed ranks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_stream(folder: Path, submitter: Record) -> None:
 
 
 def is_shared(folder: Path, submitter: Record) -> bool:
-    """Return whether this host sees the submitter's folder, not a local one with the same path."""
+    """Return whether this host sees the submitter's folder, and no local one of that path."""
     try:
         return bool(json.loads(read_file(folder / SUBMITTER, root=folder.parent)) == submitter)
     except OSError:
@@ -113,7 +113,7 @@ class StreamReader:
         self._has_warned = False
 
     def read(self) -> list[Message]:
-        """Return the messages since the last call, by rank; none if the folder was removed."""
+        """Return the messages since the last call, rank by rank; none if the folder is gone."""
         messages: list[Message] = []
         for path in sorted(self.folder.glob("rank*.jsonl")):
             with suppress(FileNotFoundError, UnsafeFile):
@@ -121,13 +121,13 @@ class StreamReader:
         return messages
 
     def _new(self, path: Path) -> bytes:
-        """Return the complete lines added since the last call, at most MAX_READ_BYTES in total."""
+        """Return the new complete lines since the last call, at most MAX_READ_BYTES in total."""
         with os.fdopen(open_file(path, root=self.folder.parent), "rb") as file:
             # Reading continues where the last call ended, because long files are read twice per
             # second.
             file.seek(self._positions.get(path, 0))
             content = file.read(MAX_READ_BYTES)
-            # The last line may be incomplete; the next call then reads it again.
+            # If the last line is incomplete, the next call reads the line again.
             complete_lines, newline, _ = content.rpartition(b"\n")
             if (
                 not newline and len(content) == MAX_READ_BYTES
@@ -137,7 +137,9 @@ class StreamReader:
         return complete_lines
 
     def _record(self, line: bytes) -> Message | None:
-        """Return the message in a line; None if it is invalid, with a warning the first time."""
+        """Return the message in a line, or None if it is invalid; warn about the first such
+        line.
+        """
         try:
             message = read_plain_json(line, strict=False)
             if isinstance(message, list) and len(message) == 2 and _is_message(*message):
@@ -162,7 +164,7 @@ class StreamReader:
         return (self.folder / STOP).exists()
 
     def is_prune_requested(self) -> bool:
-        """Return whether a search has asked for the run's end, because other trials are better."""
+        """Return whether a search has requested the run's end, because other trials are better."""
         with suppress(FileNotFoundError):
             return read_file(self.folder / STOP, root=self.folder.parent) == PRUNED.encode()
         return False

@@ -47,7 +47,7 @@ class TensorBox(NamedTuple):
 
 
 def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the elements of a tensor in a box with a given corner and shape, from pieces.
+    """Return the part of a tensor in a box with the given corner and shape, assembled from pieces.
 
     If several pieces contain an element, the first of these pieces is used.
 
@@ -93,7 +93,7 @@ def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
 
 
 def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Write a rank's tensors to an .npz file; return the file's size in bytes and its checksum.
+    """Write a rank's tensors to an .npz file, and return the file's size in bytes and its checksum.
 
     Args: See `pack`.
     """
@@ -118,7 +118,7 @@ class RankFile:
                 entries.append((number, *map(tuple, place), kind))
 
     def local_tensors(self) -> dict[str, np.ndarray]:
-        """Return, by name, the tensors that are local to this rank."""
+        """Return a dict from names to the tensors that are local to this rank."""
         return {
             name: piece.values
             for is_local, name in self._index
@@ -153,22 +153,22 @@ class CheckpointState:
 
     @cached_property
     def ranks(self) -> dict[int, RankFile]:
-        """The state file of each rank, by rank number."""
+        """The state file of each rank; each key is a rank number."""
         return {rank: RankFile(file) for rank, file in self._files.items()}
 
     def tensor(self, name: str) -> list[TensorBox]:
-        """Return all parts of a tensor from all ranks; parts that are local to a rank come last."""
+        """Return all ranks' parts of a tensor, with parts that are local to a rank at the end."""
         kinds = [(is_local, rank) for is_local in (False, True) for rank in self.ranks.values()]
         return [piece for is_local, rank in kinds for piece in rank.pieces(name, is_local)]
 
     def full_tensor(self, name: str) -> np.ndarray | None:
-        """Return a whole tensor, assembled from all ranks' files; None if no file contains it."""
+        """Return a whole tensor, assembled from all ranks' files, or None if none contains it."""
         pieces = self.tensor(name)
         return assemble(pieces, (0,) * len(pieces[0].whole), pieces[0].whole) if pieces else None
 
 
 def _arrays(content: Any) -> Any:
-    """Return the arrays of an .npz file; raise an error if it is compressed or encrypted."""
+    """Return the arrays of an .npz file; raise an error if any is compressed or encrypted."""
     arrays = np.load(content, allow_pickle=False)
     # Bit 0 of an entry's flags means that the entry is encrypted.
     if any(

@@ -24,7 +24,7 @@ Interval = tuple[float, float]
 
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
-    """Return all step numbers except the first 10 (in a short run, except the first half)."""
+    """Return all step numbers except the first 10, or except the first half in a short run."""
     # In a run with fewer than 20 steps, only the first half is omitted, so that some steps remain.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]
@@ -46,21 +46,21 @@ def timeline_of(run: Run) -> pandas.DataFrame:
 
 
 def step_seconds(timeline: pandas.DataFrame) -> pandas.Series[float]:
-    """Return, by step number, the seconds that a step takes on its slowest rank."""
+    """Return the seconds of each step on its slowest rank, indexed by step number."""
     steps = timeline[timeline["kind"] == "step"]
     seconds: pandas.Series[float] = (steps["stop"] - steps["start"]).groupby(steps["step"]).max()
     return seconds
 
 
 def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
-    """Return the group of `count` consecutive steps that has the median total duration."""
+    """Return the `count` consecutive steps whose total duration is the median of all groups."""
     steps = timeline[timeline["kind"] == "step"].groupby("step")
     starts, stops = steps["start"].min(), steps["stop"].max()
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # A group of steps with an evaluation between two steps is among the longest groups, so this
-    # group is not the median.
+    # A group of steps with an evaluation between two steps is among the longest groups, so it is
+    # never the median.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
 
@@ -110,7 +110,7 @@ def _computations(rows: pandas.DataFrame) -> Iterable[tuple[int, float, float]]:
 
 
 def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of an interval that are in none of the sorted intervals `others`."""
+    """Return the parts of an interval outside all intervals in the sorted list `others`."""
     position, end = whole
     parts = []
     for start, stop in others:
@@ -145,11 +145,11 @@ def is_applied(history: pd.DataFrame) -> pd.Series[bool]:
 
 
 def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
-    """Return the history with a column `ended`: training seconds until the end of each step.
+    """Return the history with a column `ended`, the seconds of training until the end of each step.
 
-    In synchronous runs, the duration of a training step is that of the slowest rank. In
-    asynchronous runs, the column `step` is renumbered in order of completion, so that the number of
-    applied gradients in each step equals the number of workers.
+    In synchronous runs, the slowest rank determines the duration of a training step. In
+    asynchronous runs, steps are renumbered in order of completion. The number of applied gradients
+    in each step then equals the number of workers.
     """
     rows = history.sort_values(["seed", "step", "rank"], kind="stable")
     if not is_asynchronous(rows):
@@ -166,7 +166,7 @@ def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def steps_until(run: Run, step: float) -> float:
-    """Convert a step number of an epoch record to the numbering of `with_end_times`.
+    """Convert a step number of an epoch record to a step number of `with_end_times`.
 
     With backup workers, `with_end_times` returns fewer steps than the epoch record has, because
     late gradients are dropped.
@@ -176,7 +176,7 @@ def steps_until(run: Run, step: float) -> float:
     return step * (1 - float(backups) / int(run.experiment.get("workers") or 1))
 
 
-MIN_HIDDEN_FRACTION = 0.01  # a smaller hideable fraction of communication is only noise
+MIN_HIDDEN_FRACTION = 0.01  # a smaller fraction that could be hidden is only noise
 NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
     ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
 )
@@ -192,8 +192,8 @@ class Overlap:
     """
 
     step: int
-    ready: list[float]  # for each bucket: time in s, on the host's clock, when it is ready
-    seconds: list[float]  # for each bucket: duration of its communication in s
+    ready: list[float]  # for each bucket, the time in s at which it is ready
+    seconds: list[float]  # for each bucket, the duration of its communication in s
     # `waits` contains (bucket, start, stop) of each wait on the rank that waits least.
     waits: list[tuple[int, float, float]]
 
@@ -204,7 +204,7 @@ class Overlap:
 
     @property
     def exposed(self) -> float:
-        """Seconds for which training waits for communication; waits that overlap count once."""
+        """Seconds for which training waits for communication; overlapping waits count once."""
         # Time before `waited_until` has already been counted.
         exposed, waited_until = 0.0, self.waits[0][1]
         for _, start, stop in self.waits:
@@ -214,15 +214,15 @@ class Overlap:
 
     @property
     def ideal(self) -> float:
-        """Seconds of waiting that would remain with the better of two orders of buckets.
+        """Seconds of waiting that would remain with the better of two orders of the buckets.
 
-        The simulated exchange is never idle while any bucket is ready. The two orders are by ready
-        time and by urgency; the order with less waiting is chosen. The computation between two
+        The simulated exchange is never idle while any bucket is ready. The buckets are ordered by
+        ready time or by urgency, whichever order leads to less waiting. The computation between two
         waits is assumed to take its measured time.
         """
         urgency = [0] * len(self.ready)
         for position, (bucket, _, _) in enumerate(self.waits):
-            # The earlier training waits for a bucket, the more urgent is the bucket.
+            # A bucket for which training waits earlier is more urgent.
             urgency[bucket] = position
         # No single order is optimal in all cases, so two orders are compared.
         by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
@@ -249,7 +249,7 @@ class Overlap:
 
 
 def hidden_parts(run: Run) -> dict[str, float]:
-    """Return how much communication time a run hides, as medians over all steps after warm-up.
+    """Return how much communication a run hides behind computation, as medians over steps.
 
     `labkit.figures.overlap` shows the returned values as one row of a table. If verification of the
     run failed, the table row is `NO_SPEED` instead.
@@ -288,8 +288,8 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
     events. Step numbers cannot be used, because events of the communication thread are numbered by
-    the step in which they end. An event of the communication thread may end in the step after the
-    one in which it began.
+    the step in which they end. An event of the communication thread may begin in one step and end
+    in the next step.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
@@ -342,8 +342,7 @@ class FedStep(NamedTuple):
 
     Attributes:
         way: Name of the input pipeline, one of `WAYS`.
-        repeat, step: Number of the repeat of the measurement, and number of the step within the
-            repeat.
+        repeat, step: Number of the repeat, and number of the step within the repeat.
         start, got, stop: Times at which the step requested its batch, received it, and ended.
         made_start, made_stop: Times at which the preparation of the batch began and ended; NaN for
             a batch that was prepared before the repeat began.
@@ -366,8 +365,8 @@ class InputTrace:
     Attributes:
         fed: Measured training steps (`FedStep`).
         nbytes: Size of the input file in bytes.
-        filled: Seconds of the first pass over the data with the pipeline "cache"; this pass fills
-            the cache.
+        filled: Seconds of the first pass over the data with the pipeline "cache", which fills the
+            cache.
     """
 
     fed: Sequence[FedStep]
@@ -400,19 +399,19 @@ class InputTrace:
 
 
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
-    r"""Return step time, idle time and overhead over synthetic input, one row per input pipeline.
+    r"""Return step time, idle time and overhead over synthetic input, for each input pipeline.
 
     For each repeat \(r\), \(t_r\) is the median step time, and \(s_r\) is the median step time with
     synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as the median over
     the repeats r. The columns `overhead_low` and `overhead_high` are the minimum and the maximum of
-    \(t_r/s_r-1\) over the repeats. A column in ms contains the median, over repeats, of the median
-    over each repeat's steps. The column `idle_share` is the fraction of the step time for which the
-    step waits for input.
+    \(t_r/s_r-1\) over the repeats. A column in ms contains the median over repeats of the medians
+    over steps. The column `idle_share` is the fraction of the step time for which the step waits
+    for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
     real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
     (arXiv:2101.12127), define the pipelines. Unlike TensorFlow's benchmarks and Murray et al.,
-    labkit measures repeats as interleaved pairs, and input and training share the CPU cores.
+    labkit measures repeats as interleaved pairs. Input and training share the CPU cores.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Statistical verdicts on accuracy over seeds, and time and bytes until a target is reached."""
+"""Statistical verdicts on accuracy over seeds, and costs until a run reaches a target."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Judgement:
-    r"""A verdict, judged over seeds, on whether a candidate is less accurate than a baseline.
+    r"""A verdict over several seeds on whether a candidate is less accurate than a baseline.
 
     Attributes:
         candidate, baseline: Test accuracies between 0 and 1, one per seed.
         kind: "loss" if Welch's interval of the difference is entirely below 0. The kind is "no
             loss" if the interval of the candidate's mean is within or above the range of the
             baseline's accuracies. Otherwise "none".
-        difference: Mean accuracy of the candidate minus that of the baseline, \(\bar c - \bar b\).
+        difference: Mean accuracy of the candidate minus mean accuracy of the baseline, \(\bar c -
+            \bar b\).
         low, high: Welch's 95 % interval of the difference, \(\bar c - \bar b \pm t_\nu
             \sqrt{s_c^2/n_c + s_b^2/n_b}\). The symbol s denotes a standard deviation, and n denotes
-            a number of seeds; with fewer than two seeds, `low` and `high` are NaN.
+            a number of seeds. With fewer than two seeds, `low` and `high` are NaN.
         mean_low, mean_high: 95 % interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
             s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\) seeds.
 
@@ -80,7 +81,7 @@ class Judgement:
 
 
 def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Judge a candidate's accuracies against a baseline's; a verdict needs two seeds of each."""
+    """Judge whether a candidate is less accurate than a baseline; each needs two seeds."""
     candidate_values, baseline_values = tuple(candidate), tuple(baseline)
     nan = math.nan
     if not candidate_values or not baseline_values:
@@ -118,7 +119,7 @@ def judge_runs(candidate: Run, baseline: Run) -> Judgement:
 
 
 def accuracies(run: Run) -> dict[int, float]:
-    """Return, by seed, the test accuracy of each completed seed that has one."""
+    """Return a dict from seeds to test accuracies, for all completed seeds with a test accuracy."""
     measured = {
         seed_run.experiment.get("seed", 0): seed_run.metrics.get("test_accuracy")
         for seed_run in completed_seeds(run)
@@ -133,7 +134,7 @@ def completed_seeds(run: Run) -> list[Run]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The step in which a seed reaches a target, and its costs from step 0, including warm-up.
+    """The step in which a seed reaches a target, and the costs from step 0 until this step.
 
     Attributes:
         step: Number of training steps completed when the target is reached.
@@ -155,12 +156,12 @@ class Arrival:
 
 
 def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int, Arrival | None]:
-    """Return, for each seed, the first evaluation that reaches a target; None if none does.
+    """Return the first evaluation of each seed that reaches a target, or None if none does.
 
     Args:
         run: Run with one seed or several.
-        target: The target is reached at this validation accuracy or a higher one, or at this
-            validation loss or a lower one.
+        target: Validation accuracy that must be reached or exceeded, or validation loss that must
+            not be exceeded.
         measure: Metric to compare with the target, "val_accuracy" or "val_loss".
     """
     refuse_unknown("measure", [measure], ("val_accuracy", "val_loss"))
@@ -202,8 +203,7 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
     r"""Return half the width of Welch's interval, computed with \(\nu\) degrees of freedom.
 
     The degrees of freedom are \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\) for \(n_c\) and \(n_b\)
-    seeds. The number \(q\) is the fraction of the difference's variance that comes from the
-    candidate.
+    seeds. The number \(q\) is the candidate's share of the variance of the difference.
     """
     first, second = variance(candidate) / len(candidate), variance(baseline) / len(baseline)
     total = first + second
@@ -216,7 +216,7 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def _quantile(freedom: float) -> float:
-    """Return the value that |t| does not exceed with probability 95 %, for Student's t."""
+    """Return the 95 % quantile of |t| for Student's t distribution."""
     # The import is inside the function, because SciPy is slow to import, and most runs need no
     # verdict.
     from scipy.special import stdtrit

@@ -36,7 +36,8 @@ def write(
     Args:
         directory: Directory of the run.
         experiment: Experiment that was run.
-        results: Results by rank number; empty if the ranks were stopped before they had results.
+        results: One result per rank number; empty if the ranks were stopped before they had
+            results.
         reason: Why the submitting process stopped the ranks; None if it did not stop them.
         pruned: Whether a search stopped the ranks, because other trials were better.
         dead_rows: History rows of the ranks that died.
@@ -81,7 +82,7 @@ def write(
 def unreported_deaths(
     dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
 ) -> list[dict[str, Any]]:
-    """Return a fault record of ranks that died after the last step, unnoticed by other ranks.
+    """Return fault records of ranks whose death after the last step no other rank noticed.
 
     >>> unreported_deaths([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
     [0]
@@ -101,21 +102,21 @@ def unreported_deaths(
 
 
 def _timelines(results: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
-    """Yield each rank's timeline with times of rank 0's clock, or [] for a rank that died."""
+    """Yield each rank's timeline with times on rank 0's clock, or [] for a rank that died."""
     for number in range(1 + max(results)):
         rank = results.get(number)
         yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)
 
 
 def _step_count(rows: Sequence[Row]) -> str:
-    """Return the number of steps that the ranks have completed, as text: a number or a range."""
+    """Return the number of completed steps as text, or a range if it differs between ranks."""
     counts = Counter(row["rank"] for row in rows).values()
     fewest, most = min(counts), max(counts)
     return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
-    """Return each applied gradient's staleness, averaged over servers, by (worker, step)."""
+    """Return each applied gradient's staleness, averaged over servers; keys: (worker, step)."""
     samples: dict[tuple[float, float], list[float]] = defaultdict(list)
     for event in events:
         if event["update"] >= 0:
@@ -134,7 +135,7 @@ def write_logs(directory: Path, outputs: Sequence[str]) -> None:
 
 
 def describe() -> dict[str, JSON]:
-    """Return the versions and hardware that this rank sees; imports TensorFlow and MPI."""
+    """Import TensorFlow and MPI, and return the versions and hardware that this rank sees."""
     import keras
     import mpi4py
     import tensorflow as tf

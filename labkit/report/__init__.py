@@ -124,7 +124,7 @@ def _runs(runs: Runs) -> list[Run]:
 
 
 def _shown(executed: Mapping[Path, bool], is_named: bool) -> list[str]:
-    """Return notebooks as HTML; skip an invalid notebook, unless the user named it."""
+    """Return notebooks as HTML, and skip invalid notebooks that the user did not name."""
     pages = []
     for path, outputs in executed.items():
         try:
@@ -199,7 +199,7 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
 
 
 def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Yield one figure per hyperparameter search; warn if Optuna's journal cannot be read."""
+    """Yield one figure per hyperparameter search, and warn if Optuna's journal cannot be read."""
     for folder in folders(runs):
         try:
             yield search_history(search_result(folder))
@@ -208,7 +208,7 @@ def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
-    """Return the lines of a summary of runs; each line is a list of (text, whether it is bold)."""
+    """Return the lines of a summary of runs, each as a list of (text, whether it is bold)."""
     lines = [line.removeprefix("- ") for line in summarize_comparison(runs).splitlines()]
     return [
         [(scrub(part), bool(index % 2)) for index, part in enumerate(line.split("**"))]
@@ -226,7 +226,7 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the parameters that have the same value in all runs, with this value as text."""
+    """Return a dict of the parameters with the same value in all runs, with the values as text."""
     rows = [flatten(run.experiment) for run in runs]
     common = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
     return {key: _parameter(value) for key, value in common.items()}
@@ -237,7 +237,7 @@ _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "doub
 
 
 def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    """Return the parameters by which a table row's runs differ from others, and how they ended."""
+    """Return the parameters that distinguish the runs of a table row, and how these runs ended."""
     own_parameters = {
         k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared
     }
@@ -251,7 +251,7 @@ def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
 
 
 def _ended(run: Run) -> str:
-    """Return a line on how a run ended, with the cause, and the reason for the verdict."""
+    """Return a line with a run's end, its cause, and the reason for the equivalence verdict."""
     status, equivalence = run.status, run.metrics.get("equivalence") or {}
     started = str(status.get("started") or "—")[:19].replace("T", " ")
     cause = f": {status['cause']}" if status.get("cause") else ""

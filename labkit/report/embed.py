@@ -1,7 +1,7 @@
 """HTML elements for figures, with data and texts, and the scripts that draw the figures.
 
-The data of figures are JSON, escaped so that they cannot end the script element that contains them.
-The page's content security policy allows a browser to run only the scripts that draw figures.
+The JSON data of a figure are escaped, so that they cannot end their script element. The page's
+content security policy allows a browser to run only the scripts that draw figures.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NARROW_AXES = 4  # maximum number of parallel axes that fit on a phone
 MAX_ALT_LENGTH = 6_000  # maximum length of an alternative text in characters
 OFFERS = '<p class="offers"></p>'  # HTML element to which the page's script adds download buttons
 BUNDLE_END = "window.Plotly = Plotly;"
-# An HTML element for figures that may be wider than the page; its tabindex allows scrolling by
-# keyboard.
+# An HTML element for figures that may be wider than the page. Its attribute `tabindex` allows
+# scrolling by keyboard.
 _SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
@@ -94,7 +94,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def data_html(value: JSON, **attributes: str) -> str:
-    """Return a script element with JSON; escape "<", so that no text ends the element early."""
+    """Return a script element with JSON; "<" is escaped, so no text ends the element early."""
     text = json.dumps(_scrub(value), ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
     named = "".join(f' {name}="{content}"' for name, content in attributes.items())
@@ -107,8 +107,8 @@ def _plot(record: Mapping[str, JSON]) -> str:
     # The page reserves the height of a figure before drawing it, so that the text below does not
     # move.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
-    # A browser without scripts shows the still picture; otherwise, a script replaces it by the
-    # interactive figure.
+    # A browser without scripts shows the still picture. In other browsers, a script replaces the
+    # picture by the interactive figure.
     still = picture(record)
     place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
     return place + data_html(dict(record), **{"class": "labkit-figure"})
@@ -175,9 +175,9 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """Return the script of DataTables, which signals when it is loaded, and the style sheet.
+    """Return the script and the style sheet of DataTables; the script signals when it is loaded.
 
-    Script and styles come from the package itables, from its bundle for offline pages.
+    The script and the styles come from the offline bundle of the package itables.
     """
     from itables import options
 

@@ -31,11 +31,11 @@ _PLACE = re.compile(r"^(?P<head> {0,3}\[[^\]\n]+\]:\s*)<?attachment:(?P<name>\S+
 
 
 def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
-    """Return Markdown with embedded images; each missing image is replaced by a line of text.
+    """Return Markdown with embedded images, in which a line of text replaces each missing image.
 
     Args:
         source: Markdown text that refers to images as `attachment:NAME`.
-        attachments: Images of the cell by name, each as a mapping from MIME types to base64
+        attachments: Mapping from image names to images, each as a mapping from MIME types to base64
             content.
     """
     if "attachment:" not in source:
@@ -46,8 +46,8 @@ def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
         if (address := _address(bundle))
         for form in (name, quote(name), quote(name, safe="()!*'"))
     }
-    # Longer names are replaced first, because one name may be the beginning of another, as "a.png"
-    # of "a.png.png".
+    # Longer names are replaced first, because one name may be the beginning of another: "a.png"
+    # begins "a.png.png".
     for form in sorted(addresses, key=len, reverse=True):
         source = source.replace(f"attachment:{form}", addresses[form])
     source = _ATTACHMENTS_IMAGE.sub(_missing_note, _TAG.sub(_missing_note, source))
@@ -86,7 +86,7 @@ _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
 
-# The template folds code cells; nbconvert's own template renders everything else.
+# The template folds code cells. The template of nbconvert renders everything else.
 _TEMPLATE = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block input_group -%}
@@ -109,7 +109,7 @@ _TEMPLATE = """
 
 
 def render(path: Path, outputs: bool = True, links: bool = False) -> str:
-    """Return a notebook's HTML, whose Plotly figures the report page's script can draw.
+    """Return a notebook as HTML with Plotly figures, which the script of the report page can draw.
 
     Args:
         path: Executed notebook file.
@@ -141,8 +141,8 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
                 # predict it.
                 placeholder = f"figure-{secrets.token_hex(16)}"
                 figures[placeholder] = figure_html(content)
-                # The figure is inserted later for the placeholder, because sanitizing would remove
-                # the figure's script.
+                # A placeholder stands for the figure until after sanitizing, which would remove the
+                # figure's script.
                 output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
@@ -218,7 +218,7 @@ def _read(path: Path, links: bool) -> NotebookNode:
 
 
 def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
-    """Reduce an output to content that is safe in a page; return its Plotly figure, if any."""
+    """Reduce an output to content that is safe in a page; return its Plotly figure in a list."""
     if output.output_type == "stream":
         output.text = scrub(_overwritten_text(_truncate(output.text)))
     if output.output_type == "error":

@@ -21,7 +21,7 @@ def jobs(runs: Sequence[Run]) -> list[Path]:
 
 
 def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
-    """Return, for each notebook that a report shows, whether it also shows the outputs.
+    """Return the notebooks that a report shows, each with True if outputs are shown, too.
 
     If a single notebook job produced all runs, the report shows its notebook with outputs. If
     several jobs produced the runs, each notebook appears once, without outputs, because the report
@@ -82,7 +82,7 @@ def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
 
 
 def _has_external_parts(value: JSON) -> bool:
-    """Return True if a record refers to a function or to arrays that it does not contain."""
+    """Return True if a record refers to a function or to arrays that are not in the record."""
     if isinstance(value, dict):
         markers = value.keys() & {"callable", "sha256"}
         return bool(markers) or any(_has_external_parts(item) for item in value.values())
@@ -97,7 +97,7 @@ def command(job: Path) -> str:
     try:
         parameters = read_plain_file(job / "params.yaml") or {}
     except NotPlain:
-        return ""  # the record is damaged: the report shows no command
+        return ""  # the report shows no command, because the record is damaged
     if not isinstance(parameters, dict):
         return ""
     words = ["labkit", "run", _safe_path(_name(job))]
@@ -107,7 +107,7 @@ def command(job: Path) -> str:
 
 
 def _safe_path(name: str) -> str:
-    """Return the file name in a form that no command takes for an option."""
+    """Return a file name in a form that commands cannot mistake for an option."""
     return f"./{name}" if name.startswith("-") else name
 
 

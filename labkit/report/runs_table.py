@@ -36,7 +36,7 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: text, sort key (None: sort by text), and tooltip."""
+    """A table cell with its text, its sort key (None means to sort by text), and its tooltip."""
 
     text: str
     order: float | None = None
@@ -44,13 +44,13 @@ class TableCell:
 
     @property
     def filter_value(self) -> Value:
-        """Value that a filter compares with, in the unit that the table shows."""
+        """Value that filters compare, in the unit that the table shows."""
         return self.text if self.order is None else self.order
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A table column: its name in filters, its heading with the unit, and its cells."""
+    """A table column with its name in filters, its heading with the unit, and its cells."""
 
     name: str
     head: str
@@ -68,7 +68,7 @@ class TableColumn:
 
     @property
     def summary(self) -> TableCell:
-        """One cell that stands for a column of equal cells, with all their distinct tooltips."""
+        """One cell for a column of equal cells, with all distinct tooltips of the column."""
         hints = list(dict.fromkeys(cell.hint for cell in self.cells if cell.hint))
         further = [f"and {len(hints) - _MAX_HINTS} more"] if len(hints) > _MAX_HINTS else []
         return TableCell(self.cells[0].text, hint="; ".join(hints[:_MAX_HINTS] + further))
@@ -79,11 +79,11 @@ class ReportTable:
     """A table with one row per setting; the page lists columns of equal cells above the table.
 
     Attributes:
-        entries: Settings (runs that differ only in the seed), one per row.
+        entries: Settings, one per row. A setting consists of all runs that differ only in the seed.
         columns: Columns of differing parameters, of states and of results.
         names: Names of the columns that contain parameters.
-        values: For each row, the values that filters can use, by name, in displayed units.
-        more: Number of results that have no column, for lack of room.
+        values: For each row, a dict of the values that filters can use, in displayed units.
+        more: Number of results without a column, because the table has no room for them.
     """
 
     entries: Sequence[RunEntry]
@@ -99,7 +99,7 @@ class ReportTable:
 
     @property
     def shared_cells(self) -> list[tuple[str, TableCell]]:
-        """Headings and cells of columns with equal cells, and of equal parameters of the task."""
+        """Headings and cells of columns with equal cells, and of task parameters of all rows."""
         rows = [plain_parameters(run) for run in self._begun_runs]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         task_cells = [
@@ -111,7 +111,7 @@ class ReportTable:
 
     @property
     def shared_by(self) -> str:
-        """Text that tells which rows have the shared values; jobs that failed early lack them."""
+        """Text that names the rows with the shared values, which jobs that failed early lack."""
         failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
             f"all but {plural(failed_jobs, 'job')} that failed before an experiment began"
@@ -121,7 +121,7 @@ class ReportTable:
 
     @cached_property
     def _begun_runs(self) -> list[Run]:
-        """Runs whose notebook job started an experiment; all runs, if no job started one."""
+        """Runs whose notebook job started an experiment, or all runs if no job started one."""
         runs = [entry.run for entry in self.entries]
         return [
             run for run, is_begun in zip(runs, reached_experiment(runs), strict=True) if is_begun
@@ -139,7 +139,7 @@ class ReportTable:
         return [name for name in self.names if name in column_names]
 
     def filter_data(self) -> dict[str, JSON]:
-        """Return the data for the page's filters: values that all rows share, and values by row."""
+        """Return the data for the page's filters: values of all rows, and values of each row."""
         rows = self.values
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         runs: dict[str, JSON] = {
@@ -282,7 +282,7 @@ def _result_column(name: str, entries: Sequence[RunEntry], values: Sequence[Valu
 
 
 def _digits(value: float) -> str:
-    """Format a number with three or four digits; from 1000 on, format it as an integer."""
+    """Format a number with three or four digits, or as an integer if it is at least 1000."""
     size = abs(value)
     if size >= 999.95:
         return f"{value:,.0f}"

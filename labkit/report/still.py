@@ -3,7 +3,7 @@
 A Plotly figure drawn as a static SVG picture, for pages that may not run scripts.
 
 The picture shows lines, bands, markers, bars, heat maps and parallel coordinates as the page does.
-Traces of all other types have no picture; the page describes such traces as text.
+The page describes traces of all other types as text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
 def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) -> Iterator[str]:
-    """Yield the SVG of one trace; lines are reduced to about `most` points."""
+    """Yield the SVG of one trace, with lines reduced to about `most` points."""
     if trace.get("type") == "heatmap":
         yield from _cells(trace, x, y)
         return
@@ -96,7 +96,7 @@ def _markers(trace: Record, pixels: Iterable[Point]) -> Iterator[str]:
 
 
 def _bars_of_spread(trace: Record, xs: list[Any], ys: list[Any], x: Axis, y: Axis) -> Iterator[str]:
-    """Yield error bars; a trace with too many points has none, because they would merge."""
+    """Yield error bars, except for a trace with so many points that its error bars would merge."""
     if len(xs) > MAX_BARS:
         return
     for name in ("error_x", "error_y"):
@@ -117,7 +117,7 @@ def _bars_of_spread(trace: Record, xs: list[Any], ys: list[Any], x: Axis, y: Axi
 
 
 def _step_points(pixels: Sequence[Point]) -> list[Point]:
-    """Return the corners of a stepped line, which goes horizontally, then vertically to a point."""
+    """Return the corners of a stepped line, which runs horizontally, then vertically."""
     corners = [((a, b), (c, b)) for (a, b), (c, _) in pairwise(pixels)]
     return [*(point for corner in corners for point in corner), *pixels[-1:]]
 
@@ -176,7 +176,7 @@ def _cells(trace: Record, x: Axis, y: Axis) -> Iterator[str]:
 
 
 def points_of(trace: Record) -> tuple[list[Any], list[Any]]:
-    """Return the x and y values of a trace; if it has no x values, x counts from 0."""
+    """Return the x and y values of a trace, where missing x values count from 0."""
     ys = values_of(trace.get("y"))
     return (list(range(len(ys))) if trace.get("x") is None else values_of(trace["x"])), ys
 
@@ -193,12 +193,12 @@ LINE = 14.0  # distance between lines of text in pixels
 LETTER = 5.6  # average width of a character of small text in pixels
 _BREAK = re.compile(r"<br\s*/?>")
 MAX_POINTS = 6_000  # greatest number of points of all lines in a picture together
-MAX_TRACES = 1_000  # greatest number of traces; a figure with more has no picture
+MAX_TRACES = 1_000  # greatest number of traces; a figure with more traces has no picture
 MAX_PARTS = 20_000  # greatest number of SVG elements in a picture
 
 
 def picture(record: Record) -> str:
-    """Return a Plotly figure, given as trusted or untrusted JSON, as an SVG picture.
+    """Return an SVG picture of a Plotly figure, whose JSON may be untrusted.
 
     The result is "" if the figure has no supported trace or has too many elements.
     """
@@ -215,7 +215,7 @@ def picture(record: Record) -> str:
 
 
 def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[str]:
-    """Yield the SVG elements of all panels; a panel is one pair of axes with its traces."""
+    """Yield the SVG elements of all panels, each of which has one pair of axes with its traces."""
     if any(trace.get("type") == "parcoords" for trace in data):
         yield from _parallel(data[0], height)
         return
@@ -314,7 +314,7 @@ def _parallel(trace: Record, height: float) -> Iterator[str]:
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:
-    """Return all values of the traces on the x or y axis, and 0 if a trace has bars."""
+    """Return all values of the traces on the x or y axis, including 0 for bars."""
     values: list[Any] = []
     for trace in traces:
         axis_values = points_of(trace)[name == "y"]

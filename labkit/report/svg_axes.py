@@ -1,4 +1,4 @@
-"""SVG elements; the functions escape all texts and colours."""
+"""Functions that return SVG elements, in which all texts and colours are escaped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def text_element(
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text shortened to `most` characters, but never to fewer than four."""
+    """Shorten a text to `most` characters, but never to fewer than four."""
     return text if len(text) <= max(most, 4) else f"{text[: max(most, 4) - 1]}…"
 
 
@@ -108,7 +108,7 @@ Record: TypeAlias = Mapping[str, Any]  # Plotly JSON, possibly untrusted
 
 LEFT = 62.0  # minimum width in pixels for the labels of a vertical axis
 MAX_LABEL_LENGTH = 18  # maximum number of characters in a label of a vertical axis
-MAX_TICKS = 60  # maximum number of ticks; more would merge into a bar
+MAX_TICKS = 60  # maximum number of ticks; more ticks would merge into a bar
 DECADES = 300  # maximum power of ten on a logarithmic axis (limit of floats)
 
 
@@ -152,7 +152,7 @@ class Axis:
         return (math.log10(number) if number > 0 else math.nan) if self.is_log else number
 
     def at(self, value: Any) -> float:
-        """Return the pixel position of a value; NaN if the axis cannot show the value."""
+        """Return the pixel position of a value, or NaN if the axis cannot show the value."""
         return self._at(self._number(value))
 
     def _at(self, number: float) -> float:
@@ -176,7 +176,7 @@ class Axis:
         return self._powers(least, most) if self.is_log else self._multiples(least, most)
 
     def _powers(self, least: float, most: float) -> Iterator[tuple[float, str]]:
-        """Yield ticks at powers of ten; on short axes, also at two and five times each power."""
+        """Yield ticks at powers of ten, and on short axes also at two and five times each power."""
         first, last = math.floor(max(least, -DECADES)), math.ceil(min(most, DECADES))
         for power in range(first, last + 1, max(1, (last - first) // 12)):
             for factor in (1, 2, 5) if most - least < 2 else (1,):
@@ -211,7 +211,7 @@ def _thin_ticks(ticks: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
 
 
 def values_of(values: Any) -> list[Any]:
-    """Return a trace's values as a list; Plotly may store them in a packed NumPy format."""
+    """Return a trace's values as a list, even if Plotly stores them in a packed NumPy format."""
     if isinstance(values, Mapping):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
         shape = [int(size) for size in str(values.get("shape") or flat.size).split(",")]

@@ -1,4 +1,4 @@
-"""Communication schedules as data: a function takes the number of ranks and returns rounds."""
+"""Communication schedules: functions from the number of ranks to rounds of messages."""
 
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
@@ -53,8 +53,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# In the schedules of IN_NETWORK, network switches add the values; labkit simulates and draws the
-# schedules, but ranks do not execute them.
+# In the schedules of IN_NETWORK, network switches add the values. Only simulations and drawings use
+# IN_NETWORK, because ranks do not execute such schedules.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {

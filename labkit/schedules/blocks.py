@@ -1,4 +1,4 @@
-"""Selection of the weight blocks that the next round updates: by priority, in turn or randomly."""
+"""Selection of the weight blocks for the next round, by priority, in turn or at random."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class BlockRounds:
     Args:
         count: Total number of blocks.
         parallel: Maximum number of blocks in a round.
-        select: "priority"; "round_robin" (the block that has waited longest comes first); or
-            "random" (uniform).
-        depends: Boolean matrix of shape (count, count): whether two blocks must not change in the
-            same round; None: no block depends on another.
-        floor: The constant η, which gives blocks that hardly change a chance of being selected.
+        select: Rule of selection: "priority", "round_robin" (longest wait first), or "random"
+            (uniform).
+        depends: Boolean matrix of shape (count, count), with True for blocks that must not change
+            in the same round; None means no dependence.
+        floor: The constant η, which gives blocks with little change a chance of selection.
         seed: Random seed; equal seeds give equal selections.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is multiplied by the largest change, because all changes shrink to zero at the optimum. The
-    waiting time \(a_j\) is a factor, because without it a block that did not move once would never
-    be drawn again. If a block must wait, the next independent block takes its place.
+    is multiplied by the largest change, because all changes shrink to zero at the optimum. Without
+    the waiting time \(a_j\) as a factor, a block that once did not move would never be drawn again.
+    If a block must wait, the next independent block takes its place.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BlockRounds:
 
 
 def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
-    r"""Return how strongly each pair of blocks is coupled, computed from the loss's curvature.
+    r"""Return the coupling strength of each pair of blocks, computed from the loss's curvature.
 
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
@@ -119,11 +119,10 @@ def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
     Args:
         products: Matrix of shape (blocks, weights); row a is the Hessian times a vector that is ±1
             on block a and 0 elsewhere.
-        ends: Offsets of the block boundaries in the flat weights; blocks + 1 numbers.
+        ends: Offsets of the block boundaries in the flat weights; the list has blocks + 1 numbers.
 
-    Returns:
-        Matrix of shape (blocks, blocks); 0 on the diagonal and where one of the two blocks has no
-        curvature.
+    Returns: Matrix of shape (blocks, blocks), with 0 on the diagonal and for pairs in which a block
+        has no curvature.
     """
     norms = np.sqrt(np.add.reduceat(products**2, ends[:-1], axis=1))
     roots = np.sqrt(np.diag(norms))

@@ -70,11 +70,10 @@ class AlphaBetaCost:
     def crossover(
         self, other: AlphaBetaCost, network: LinkParameters, gamma: float = 0.0
     ) -> float | None:
-        """Return the buffer size in bytes at which `self` and `other` cost the same; else None."""
+        """Return the buffer size in bytes at which `self` and `other` cost the same, or None."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # The costs as functions of the buffer size are parallel, or they are equal at a size that
-        # is not positive.
+        # The cost lines are parallel, or they cross at a buffer size that is not positive.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -102,7 +101,7 @@ def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
 
 
 def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
-    """Return counts: `root` one-chunk messages from rank 0, and one from each other rank."""
+    """Return the counts for `root` one-chunk messages from rank 0, and one from each other rank."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
@@ -119,7 +118,7 @@ def chunked_cost(size: int) -> AlphaBetaCost:
 
 
 def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the cost if ranks send each round's messages at once: latency 2α, not 2(p - 1)α."""
+    """Return the cost if ranks send each round's messages at once, with latency 2α in total."""
     cost = chunked_cost(size)
     return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)
 
@@ -133,23 +132,23 @@ Ends: TypeAlias = Callable[[int, int], Integers]
 
 
 class DrawnFunction:
-    """A function whose docstring contains a drawing; the object's fields store more facts.
+    """A function with a drawing in its docstring, and with more properties as fields.
 
-    A `DrawnFunction` takes the name and the docstring of the function.
+    The object copies the name and the docstring of the function.
     """
 
     def take_name(self, drawing: Callable[..., object]) -> None:
         """Copy the name and the docstring of the function to this object."""
         for name in WRAPPER_ASSIGNMENTS:
-            if hasattr(drawing, name):  # a `partial` lacks some attributes
+            if hasattr(drawing, name):  # a `functools.partial` has no `__name__`
                 object.__setattr__(self, name, getattr(drawing, name))
         # `inspect.signature` reads `__wrapped__`; because the dataclass is frozen, plain assignment
         # would fail.
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # Pickle finds a `DrawnFunction` by its name, because the object replaces the function of
-        # the same name.
+        # The name of the decorated function refers to the `DrawnFunction`, so pickle can store the
+        # name instead of the object.
         name = getattr(self, "__name__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:
             return str(name)
@@ -167,18 +166,18 @@ def _unknown(*_: object) -> NoReturn:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Collective(DrawnFunction, Generic[Call]):
-    """A schedule and its postcondition; a call returns the rounds of the schedule.
+    """A callable schedule that returns its rounds, with its postcondition and its textbook costs.
 
     Args:
         schedule: Function from the number of ranks to the rounds.
-        ends: Function (size, chunks) -> table of shape (size, chunks) with the final content of
-            each chunk on each rank. An entry of the table is `SUM`, `ANY`, or the rank r ≥ 0 whose
-            initial chunk is the final content.
+        ends: Function of (size, chunks) that returns a table of this shape, with the final content
+            of each chunk on each rank. An entry of the table is `SUM`, `ANY`, or the rank r ≥ 0
+            whose initial chunk is the final content.
         counts: Function from the number p of ranks to the textbook numbers of messages and chunks
             that each rank sends.
         cost: Function from the number p of ranks to the time according to the textbook.
-        critical_paths: Function from the number p of ranks to the costs of the possible critical
-            paths on one switch; the slowest path determines the time. Default: the textbook cost as
+        critical_paths: Function from the number p of ranks to the costs of all possible critical
+            paths on one switch. The slowest path determines the time. Default: the textbook cost as
             the only path.
         layout: Name of the schedule's argument that describes the network: "hosts", "links" or
             None.
@@ -188,8 +187,9 @@ class Collective(DrawnFunction, Generic[Call]):
             each host. The buffer is divided into as many parts as the smallest host has ranks.
             Before the rounds in `between`, the i-th rank of each host adds up part i of the buffers
             of all ranks on its host. After the rounds in `between`, each rank copies its part of
-            the sum to the other ranks on its host, as through shared memory.
-        switches: Number of network switches that take part; they are numbered after the ranks.
+            the sum to the other ranks on its host, for example through shared memory.
+        switches: Number of participating network switches, whose numbers follow the numbers of the
+            ranks.
     """
 
     schedule: Callable[Call, Iterable[Round]]
@@ -227,12 +227,12 @@ class Collective(DrawnFunction, Generic[Call]):
 
 
 def all_ranks_hold(value: int) -> Ends:
-    """Return a postcondition: every rank holds `value` in every chunk."""
+    """Return the postcondition that every rank holds `value` in every chunk."""
     return lambda size, chunks: np.full((size, chunks), value)
 
 
 def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
-    """Return a postcondition: rank 0 holds `expected(chunks)`; other ranks may hold anything."""
+    """Return the postcondition that rank 0 holds `expected(chunks)`; others may hold anything."""
 
     def ends(size: int, chunks: int) -> Integers:
         table = np.full((size, chunks), ANY)
@@ -243,7 +243,7 @@ def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
 
 
 def owners_hold(value: int) -> Ends:
-    """Return a postcondition: rank r holds `value` in chunk r; other chunks are unspecified."""
+    """Return the postcondition that rank r holds `value` in chunk r; others are unspecified."""
     return lambda size, chunks: np.where(np.eye(size, chunks, dtype=np.bool_), value, ANY)
 
 
@@ -263,7 +263,7 @@ def collective(
 
 
 def allreduce(schedule: Callable[Call, Iterable[Round]]) -> Collective[Call]:
-    """Return the schedule as an allreduce: every rank ends with the sum; its cost is unknown."""
+    """Wrap a schedule as an allreduce of unknown cost, but return a `Collective` unchanged."""
     return (
         schedule if isinstance(schedule, Collective) else Collective(schedule, all_ranks_hold(SUM))
     )

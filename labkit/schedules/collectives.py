@@ -55,8 +55,7 @@ def all_to_all(size: int) -> Iterator[Round]:
     all_ranks_hold(SUM),
     counts=lambda p: rooted_counts(p, p - 1),
     cost=lambda p: AlphaBetaCost(2 * (p - 1), 2 * (p - 1), p - 1),
-    # The master's link carries the messages of a round one after another, so a round has one
-    # latency.
+    # The master's link carries a round's messages without gaps, so a round has one latency.
     critical_paths=lambda p: (AlphaBetaCost(2 * (p > 1), 2 * (p - 1), p - 1),),
 )
 def master_worker(size: int) -> Iterator[Round]:
@@ -176,7 +175,7 @@ def reduce_scatter_ring(size: int) -> Iterator[Round]:
     lambda p: AlphaBetaCost(p - 1, (p - 1) / p),
 )
 def allgather_ring(size: int) -> Iterator[Round]:
-    """Every rank ends with chunk i of rank i, for all i: chunks travel once around the ring.
+    """Every rank gets chunk i of every rank i; the chunks travel once around the ring.
 
         p = 4         round 1    round 2    round 3
         0 ──► 1       chunk 0    chunk 3    chunk 2
@@ -205,7 +204,7 @@ def ring(size: int) -> Iterator[Round]:
 
 
 def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
-    """Yield rounds k = 0, 1, …: rank r sends chunk r + first - k to rank r + 1."""
+    """Yield rounds k = 0, 1, …; in round k, rank r sends chunk r + first - k to rank r + 1."""
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
@@ -225,7 +224,8 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        root: The rank at the root; position i of the tree has the rank (root + i) mod size.
+        root: The rank at the root of the tree. Rank (root + i) mod size takes position i in the
+            tree.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -237,7 +237,7 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
 
 def _to_children(size: int) -> Counts:
-    """Count the children of each rank r: ranks r + 2ᵏ < p with 2ᵏ below the lowest set bit of r."""
+    """Count the children r + 2ᵏ < p of each rank r, where 2ᵏ is below the lowest set bit of r."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
     # The highest ranks have fewer children than they would have in a full tree.
@@ -273,12 +273,12 @@ def _cost(size: int) -> AlphaBetaCost:
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths; if p is not a power of two, the longest one has ⌊lg p⌋ hops.
+    """Return the critical paths; a path has ⌊lg p⌋ hops in the reduction and in the broadcast.
 
-    If p is not a power of two, the root's link still carries ⌈lg p⌉ messages in each direction.
-    For the broadcast, the messages on the root's link add nβ to the time ⌊lg p⌋(2α + 2nβ + nγ). For
-    the reduction, the messages on the root's link add nβ to the time, or nγ if addition takes
-    longer.
+    If p is not a power of two, the root's link carries ⌈lg p⌉ messages in each direction, one more
+    than the number of hops. In the broadcast, the additional message on the root's link adds nβ to
+    the time ⌊lg p⌋(2α + 2nβ + nγ). In the reduction, the additional message on the root's link adds
+    nβ to the time, or nγ if nγ is longer.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)
@@ -311,7 +311,7 @@ def _doubling(size: int) -> list[int]:
 
 
 def folded(size: int, schedule: Schedule) -> Iterator[Round]:
-    """Run a schedule for 2ᵐ ranks on p ranks: each surplus rank adds its buffer to another rank's.
+    """Run a schedule for 2ᵐ ranks on p ranks; each surplus rank sends its buffer to a neighbour.
 
         p = 6, 2ᵐ = 4        0 ◄ 1   2 ◄ 3   4   5      fold in: the odd neighbour's buffer
                              0 ····· 2 ····· 4 · 5      the schedule, for four
@@ -335,7 +335,7 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
 
 
 def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
-    """Return the counts of a folded schedule: both ranks of a folded pair send one more buffer.
+    """Count each rank's messages and chunks; the ranks of a folded pair send each other one buffer.
 
     Args:
         size: Number of ranks.
@@ -350,7 +350,7 @@ def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
 
 
 def folded_cost(size: int, cost: AlphaBetaCost) -> AlphaBetaCost:
-    """Return a power-of-two schedule's cost, plus that of folding if `size` requires folding."""
+    """Return the cost of a schedule for 2ᵐ ranks, plus the cost of folding if `size` is not 2ᵐ."""
     return cost + AlphaBetaCost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost
 
 
@@ -370,8 +370,8 @@ def _butterfly_critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
     For p = 2ᶠ + e ranks with F = ⌊lg p⌋, one of two paths is the longest. On the first path, the
     last rank without a folded partner ends after F + 1 hops. On the second path, a folded rank gets
-    the result after 2 + ⌈lg e⌉ hops. The message with the result waits in the queue behind F - ⌈lg
-    e⌉ other messages on the link of the folded rank's neighbour.
+    the result after 2 + ⌈lg e⌉ hops. On the link of the folded rank's neighbour, F - ⌈lg e⌉ other
+    messages precede the message with the result.
     """
     rounds = floor_lg(size)
     extra = size - (1 << rounds)

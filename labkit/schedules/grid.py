@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["input", "places", "units", "loss"]
 
 @dataclass(frozen=True)
 class GridLayer:
-    """The output shape of a layer, and which part of its input each output reads, for one sample.
+    """The output shape of a layer and the part of its input that each output reads, for one sample.
 
         kind    a machine owns        an output reads
         input   everything            nothing
@@ -58,8 +58,8 @@ def window(
     r"""Return an unpadded layer; output row i reads rows \([i s, i s + k)\) (stride s, kernel k).
 
     Raises:
-        InvalidInput: If the kernel does not fit, or if the strides skip values that no output would
-            read.
+        InvalidInput: If the kernel is larger than the input, or if a stride is larger than the
+            kernel and so skips values.
     """
     if any(k > size for k, size in zip(kernel, before[:2], strict=True)):
         raise InvalidInput(
@@ -120,7 +120,7 @@ SHOWN = 6  # maximum number of allowed grids in an error message
 
 
 def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True) -> list[Grid]:
-    """Return the grids whose size divides `workers` and whose machines all get part of each layer.
+    """Return the grids that fit `workers` and give each machine a part of each layer.
 
     Args:
         layers: Layers of the neural network.
@@ -144,11 +144,11 @@ def squarest_grid(workers: int) -> Grid:
 
 
 def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] = ()) -> None:
-    """Raise an error unless the grid's size divides the workers and each layer is large enough.
+    """Raise an error if the grid's size does not divide `workers` or if a layer is too small.
 
     Args:
         grid: Numbers of rows and columns of machines.
-        workers: Total number of workers; None: any number of machines is allowed.
+        workers: Total number of workers. If None, a grid may have any number of machines.
         layers: Layers of the neural network that are known so far.
 
     Raises:
@@ -190,14 +190,14 @@ def _too_small(layers: Sequence[GridLayer], grid: Grid) -> GridLayer | None:
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """Messages, one per row: `source` sends a box of values to `destination`, which needs them.
+    """Table of messages; in each message, `source` sends a box of values to `destination`.
 
     In the forward pass, all messages for a layer are sent before this layer computes. In the
     backward pass, each destination returns the gradients of the values that it read, and the source
     adds them. The destinations send gradients back only if an earlier layer has weights to train.
 
     Args:
-        layer: Index, in the list of layers, of the layer that reads the values.
+        layer: Index of the layer that reads the values.
         source, destination: Numbers of the sending and of the receiving machine.
         box: Ranges of rows, columns and channels in the previous layer, shape (messages, 3, 2).
         returns: Whether the destination sends gradients of the values back.

@@ -1,4 +1,4 @@
-"""Allreduces in two levels, within hosts and between hosts, and in the switches of a network."""
+"""Allreduces with two levels (within and between hosts), and allreduces in network switches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 
 def _counts(size: int, hosts: Hosts | None = None) -> Counts:
-    """Return the counts of p ranks on h hosts: 2(p - h) + 2h(h - 1) messages, volume 2(p - 1) n."""
+    """Return the counts for p ranks on h hosts: 2(p - h) + 2h(h - 1) messages, 2(p - 1) n bytes."""
     groups = host_groups(size, hosts)
     chunks = len(groups)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -48,7 +48,7 @@ def _counts(size: int, hosts: Hosts | None = None) -> Counts:
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return critical paths: through the tree of the larger host, then around the ring of hosts."""
+    """Return the critical paths; each crosses the tree of the larger host and the ring of hosts."""
     between = ring.cost(min(size, 2))
     return tuple(path + between for path in tree.critical_paths(-(-size // 2)))
 
@@ -74,8 +74,8 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: The ranks of each host (the first rank is the leader), or the number of ranks per
-            host; default: two hosts.
+        hosts: Either one list of ranks per host, whose first rank is the leader, or the number of
+            ranks per host. Default: two hosts.
 
     Raises:
         InvalidInput: If the hosts do not contain every rank exactly once.
@@ -104,7 +104,7 @@ def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Rou
 def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
     """Return the ranks of each host, from a list or from the number of ranks per host.
 
-    For example, host_groups(5, 2) = [[0, 1], [2, 3], [4]]; `hosts` None means two hosts.
+    For example, host_groups(5, 2) = [[0, 1], [2, 3], [4]]; if `hosts` is None, there are two hosts.
 
     Raises:
         InvalidInput: If the hosts do not contain every rank exactly once.
@@ -130,7 +130,7 @@ Call = ParamSpec("Call")
 
 
 def _two_level_counts(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Counts:
-    """Count the messages of each rank: to owners of parts, between hosts, and back to all ranks."""
+    """Count each rank's messages in reduce-scatter, exchange between hosts, and allgather."""
     groups = host_groups(size, hosts)
     parts, between = min(map(len, groups)), by.counts(len(groups))
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -151,9 +151,9 @@ def _cost(by: Collective[[int]], size: int) -> AlphaBetaCost:
 
 
 def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths on two hosts, of which one may have one rank more than the other.
+    """Return the critical paths on two hosts whose numbers of ranks differ by at most one.
 
-    One path returns inside the larger host; the other path goes to the other host and ends there.
+    The first path ends in the larger host; the second path ends in the smaller host.
     """
     parts = max(size // 2, 1)
     if size % 2 == 0 or size == 1:
@@ -162,7 +162,7 @@ def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 
 def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Run a schedule between hosts for each part of the buffer, all at once; see `two_level`."""
+    """Run a schedule between hosts once per part of the buffer, for all parts at the same time."""
     groups = host_groups(size, hosts)
     parts = min(map(len, groups))
     peers = np.array([group[:parts] for group in groups]).T  # (parts, hosts)
@@ -200,8 +200,8 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
             `hierarchical`.
 
     Source: Cho, Finkler, Serrano, Kung and Hunter 2019, *BlueConnect: decomposing all-reduce for
-    deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, a single
-    round, which adds in rank order, replaces the paper's ring.
+    deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, one round
+    that adds in rank order replaces the paper's ring.
     """
     return _rounds(ring, size, hosts)
 
@@ -236,7 +236,7 @@ def _rounds(by: Collective[[int]], size: int, hosts: Hosts | None) -> Iterator[R
 def _two_level_inside(
     groups: Sequence[Sequence[int]], chunks: int, *, reduce: bool
 ) -> Iterator[Round]:
-    """Yield one round that sends all parts to their owners, or each owner's part to all ranks."""
+    """Yield one round: parts go to their owners if `reduce`, else owners send them to all ranks."""
     rounds = []
     for group in groups:
         source, destination = circle(len(group))
@@ -248,7 +248,7 @@ def _two_level_inside(
 
 
 def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
-    """For each rank, then each switch, return the index of the switch above; the root gets -1.
+    """Return the index of the switch above each rank and each switch; the root switch gets -1.
 
     Switches are numbered after the ranks. Without hosts, one switch serves all ranks. With hosts,
     each host has a switch, and a root switch connects these switches.
@@ -279,11 +279,11 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
         1 ──┼──► S ═ sum ═┼──► 1      one message of n per rank: half of a ring's volume,
         2 ──┘             └──► 2      and two hops for any number of ranks
 
-    With hosts there are two levels: one switch per host and a root switch. With several chunks,
-    ranks send later chunks up while the sums of earlier chunks come back. If the links of all
-    levels are equal, the transfer of all chunks takes (chunks + 2 · levels - 1) · nβ/chunks.
-    Switches add at link speed, so the addition time γ is not counted. No rank acts as a switch, so
-    labkit simulates and draws the schedule, but does not execute it.
+    With hosts there are two levels: one switch per host and a root switch. If the buffer has
+    several chunks, ranks send later chunks while they receive the sums of earlier chunks. If the
+    links of all levels are equal, the transfer of all chunks takes (chunks + 2 · levels - 1) ·
+    nβ/chunks. Switches add at link speed, so the addition time γ is not counted. No rank acts as a
+    switch, so labkit simulates and draws the schedule, but does not execute it.
 
     Args:
         size: Number of ranks, at least 1.

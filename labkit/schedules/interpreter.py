@@ -98,8 +98,8 @@ def verify_schedule(
 
     1. All ranks and chunks in messages exist, and no rank sends to itself. 2. Every rank ends with
     exactly the promised values (tested with 64-bit integers, whose sums are exact). 3. All ranks
-    that end with the same sum hold the same bits (tested with float32). 4. The numbers of messages
-    and chunks equal the textbook's (`Collective.counts`), if `expected` is given.
+    that end with the same sum hold the same bits (tested with float32). 4. If `expected` is given,
+    each rank sends the numbers of messages and chunks in `expected`.
 
     Raises:
         ScheduleError: If the schedule violates one of the four conditions; the message names the
@@ -153,7 +153,7 @@ def _final_values(schedule: list[Round], start: Buffers, switches: int) -> Buffe
 
 
 def _verify_bits(schedule: list[Round], ends: Integers, switches: int, draws: int = 16) -> None:
-    """Verify that equal sums have equal bits; use many values, as one may match by chance."""
+    """Verify that equal sums have equal bits; use many values, because one may match by chance."""
     size, chunks = ends.shape
     start = np.random.default_rng(1).normal(size=(size, chunks * draws)).astype(np.float32)
     final = _final_values(schedule, start, switches).reshape(size, chunks, draws).view(np.uint32)
@@ -204,7 +204,7 @@ class Holdings:
         return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Return an array (nodes, chunks, size): 1 where round `after` added a value, else 0."""
+        """Return an array of shape (nodes, chunks, size), 1 where round `after` added a value."""
         before = self.held[max(after - 1, 0)]
         arrivals: Integers = (self.held[after] > before).astype(np.int64)
         return arrivals
@@ -213,7 +213,7 @@ class Holdings:
 def follow(schedule: Schedule, size: int) -> Holdings:
     """Run a schedule on unit vectors instead of numbers: rank j starts with the unit vector e_j.
 
-    The sum in a chunk contains, for each rank, how often the rank's value was added.
+    Entry j of a chunk's sum then counts how often the value of rank j was added.
     """
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
@@ -236,7 +236,7 @@ def span_name(chunk: int, span: int) -> str:
 
 
 def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
-    """Return a sum as text: `a0+a1`, or shorter `a0–3+6` or `5/8`; a complete sum is `Σa`.
+    """Return a sum as text: `a0+a1`, `a0–3+6`, `5/8` of the ranks, or `Σa` if it is complete.
 
     Args:
         terms: How often each rank's value is in the chunk, shape (size,).
@@ -274,7 +274,7 @@ def _range(run: list[int]) -> str:
 
 
 def message_size(step: Round, chunks: int) -> str:
-    """Return a round's message sizes for a buffer of n bytes: `n/4`, `3n/8`, `n/4 to n`."""
+    """Return the message sizes of a round for a buffer of n bytes, such as `n/4` or `n/4 to n`."""
     shares = sorted({Fraction(span, chunks) for span in step.span.tolist()})
     return " to ".join(dict.fromkeys(_part(share) for share in (shares[0], shares[-1])))
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: functions from numbers of stages and micro-batches to a table."""
+"""Pipeline schedules as functions that map numbers of stages and micro-batches to a table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
 
     Source: Huang et al. 2019, *GPipe: efficient training of giant neural networks using pipeline
     parallelism*, arXiv 1811.06965. Differs from it: the schedule has no entries for recomputation,
-    but a stage may recompute activations during its backward.
+    but a stage may recompute activations in its backward pass.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -66,7 +66,8 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
 
     Args:
         layers: Number p of stages, one per rank (each may contain several layers).
-        steps: Number of time steps, or of segments of the sequence with several time steps each.
+        steps: Number of time steps, or number of segments if each segment contains several time
+            steps.
 
     Raises:
         InvalidInput: If a number is below 1.
@@ -88,7 +89,7 @@ def time_segments(steps: int, count: int) -> list[int]:
     """
     if count > steps:
         raise InvalidInput(
-            f"microbatches={count} exceeds the {steps} time steps, of which each segment needs at "
+            f"microbatches={count} exceeds the {steps} time steps, but each segment needs at "
             f"least one; allowed: 1 to {steps}"
         )
     return cut(steps, [1.0] * count)
@@ -96,7 +97,7 @@ def time_segments(steps: int, count: int) -> list[int]:
 
 @pipeline("1f1b", filling, lambda table, rank: table.ranks - rank)
 def one_forward_one_backward(stages: int, microbatches: int) -> ScheduleTable:
-    """Alternate forward and backward; stage s stores at most p - s micro-batches, for any m.
+    """Alternate forward and backward passes; stage s stores at most p - s micro-batches.
 
         p = 3, m = 4    F0 F1 F2 ·  ·  B0 F3 B1 ·  B2 ·  B3
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 ·  B3
@@ -134,7 +135,7 @@ def one_forward_one_backward(stages: int, microbatches: int) -> ScheduleTable:
     asynchronous=True,
 )
 def pipedream(stages: int, microbatches: int) -> ScheduleTable:
-    """A stream of m batches in 1F1B order; stage s stores at most p - s versions of its weights.
+    """Process m batches in 1F1B order; stage s stores at most p - s versions of its weights.
 
         p = 3, m = 6    F0 F1 F2 ·  ·  B0 F3 B1 F4 B2 F5 B3 ·  B4 ·  B5
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 F4 B3 F5 B4 ·  B5
@@ -143,7 +144,8 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
     Batch b runs forward and backward through stage s with the same version of the weights. The
     weights of batch b at stage s contain max(0, b - (p - 1 - s)) updates (`stage_memory.versions`).
     The last stage uses the newest weights; the first stage uses weights that are p - 1 updates old.
-    Once the pipeline is full and until it drains, no rank waits, so the steady state has no bubble.
+    No rank waits between the filling and the draining of the pipeline, so the steady state has no
+    bubble.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -175,17 +177,17 @@ def _most_in_flight(table: ScheduleTable, rank: Integers) -> Integers:
 
 @pipeline("interleaved", _bubble, _most_in_flight, chunked=True)
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable:
-    """1F1B over p · v stages: rank r has v chunks a, b, …, which are the stages r, r + p, …
+    """1F1B over p · v stages; rank r has the v stages r, r + p, …, which are its chunks a, b, …
 
         p = 2, m = 2, v = 2    F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a
                                ·   F0a F1a F0b B0b F1b B1b B0a B1a
 
-    Micro-batches move in max(1, floor(m/p)) groups of equal size: a group passes through all chunks
+    Micro-batches move in max(1, floor(m/p)) groups of equal size. A group passes through all chunks
     before the next group starts. A stage has 1/v of a rank's layers, so a tick takes 1/v of the
-    time of a tick in `one_forward_one_backward`. The bubble is also divided by v: it is (p - 1)/(v
-    m) of the compute time. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m).
-    The disadvantages are v times as many messages and, if groups have p micro-batches, (p - 1)/(p
-    v) more memory at rank 0.
+    time of a tick in `one_forward_one_backward`. The bubble is (p - 1)/(v m) of the compute time, v
+    times smaller than without chunks. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p -
+    m))/(v m). The schedule sends v times as many messages. If groups have p micro-batches, rank 0
+    needs (p - 1)/(p v) more memory.
 
     Args:
         ranks: Number p of ranks.
@@ -261,7 +263,7 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
     ZB-H1 needs at most as much memory for activations as the first stage of 1F1B needs. B is the
     input gradient, W the weight gradient. In formulas, F, B and W are times in s. With at least p
     micro-batches, the bubble is (p - 1)(F + B - W). For F = B = W, the bubble of ZB-H1 is a third
-    of that of `one_forward_one_backward`.
+    of the bubble of `one_forward_one_backward`.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -297,13 +299,13 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
-    With at least 2p - 1 micro-batches, the bubble between a rank's first row and its last is
-    (p - 1)(F + B - 2W). Ranks start and end at different times. The next batch starts without a gap
-    only if each rank updates its weights without waiting for other ranks.
+    With at least 2p - 1 micro-batches, the bubble between a rank's first and last table row is (p -
+    1)(F + B - 2W). Ranks start and end at different times. The next batch starts without a gap only
+    if each rank updates its weights without waiting for other ranks.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: the optimizer step is not undone if a later check of all gradients (of their
-    norm or for overflow) fails. All ranks complete the check of the gradients before the optimizer
+    Differs from it: the paper undoes an optimizer step if a later check of the gradients (norm or
+    overflow) fails. In labkit, all ranks complete the check of the gradients before the optimizer
     step.
     """
 
@@ -314,7 +316,7 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
 
 def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Work]:
-    """Yield `ahead` forwards first; delay each weight gradient by `late` micro-batches."""
+    """Yield `ahead` forward passes first; delay each weight gradient by `late` micro-batches."""
     ahead = min(ahead, microbatches)
     for microbatch in range(ahead):
         yield "forward", stage, microbatch
@@ -396,9 +398,9 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
                                ·  F0 ·  F1 B0 F2 B1 F3 B2
                                ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
-    In iteration t, module k of K (from 0) runs backward with batch t - (K - 1 - k). The micro-batch
-    numbers of the table are iteration numbers. A message is omitted if it would arrive after the
-    last iteration, so some modules run no backward for the last batches.
+    In iteration t, module k of K (from 0) runs backward with batch t - (K - 1 - k). A micro-batch
+    number in the table is the number of an iteration. A message that would arrive after the last
+    iteration is omitted. Some modules therefore run no backward pass for the last batches.
 
     Args:
         modules: Number K of modules, one per rank.

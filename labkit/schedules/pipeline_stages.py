@@ -45,8 +45,8 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
 
     Each stage has at least one block. Among partitions with the same maximum cost, the function
     chooses the one with the smallest sum of squared costs. A small sum of squared costs also
-    balances the stages below the maximum. If the sums of squared costs are also equal, the function
-    chooses the first partition in lexicographic order.
+    balances the costs of the cheaper stages. If the sums of squared costs are also equal, the
+    function chooses the first partition in lexicographic order.
 
     Args:
         costs: Cost of each block, in seconds or parameters.
@@ -85,9 +85,9 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
 def in_flight(table: ScheduleTable) -> Integers:
     """Return the maximum number of activations that each rank stores at a time, shape (ranks,).
 
-    One activation belongs to one micro-batch in one stage. The stage stores the activation from the
-    forward until both the input gradient and the weight gradient are computed. Each chunk (stage)
-    of a rank has 1/chunks of the rank's layers.
+    One activation belongs to one micro-batch in one stage. A stage stores an activation from the
+    forward pass until it has computed the input gradient and the weight gradient. Each chunk
+    (stage) of a rank has 1/chunks of the rank's layers.
     """
     change = (table.action == "forward").astype(np.int64) - _backward_ends(table)
     maximum = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
@@ -95,7 +95,7 @@ def in_flight(table: ScheduleTable) -> Integers:
 
 
 def versions(table: ScheduleTable) -> Integers:
-    """Return how many updates the weights of each micro-batch contain, as (stages, microbatches).
+    """Return the number of updates in each micro-batch's weights, shape (stages, microbatches).
 
     The result is 0 everywhere if all stages update their weights together at the end.
     """
@@ -138,7 +138,8 @@ class Tick(NamedTuple):
         work: For each stage that computes, its action and its micro-batch.
         sent: Messages as (source stage, destination stage, micro-batch), including those between
             stages of one rank.
-        held: For each stage, the micro-batches whose activations are stored until their backward.
+        held: For each stage, the micro-batches whose activations the stage stores for their
+            backward passes.
     """
 
     work: dict[int, tuple[str, int]]
@@ -171,5 +172,5 @@ def ticks(table: ScheduleTable) -> list[Tick]:
 
 
 def _backward_ends(table: ScheduleTable) -> Booleans:
-    """Return a mask of the rows that end the backward of a micro-batch on a stage."""
+    """Return a mask of the rows that complete a micro-batch's backward pass on a stage."""
     return np.isin(table.action, ("backward", "backward_weight"))

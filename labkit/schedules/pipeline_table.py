@@ -23,8 +23,8 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# The letters that stand for the actions in the drawing of a schedule. As in Qi et al. 2024, B is
-# only the input gradient if the schedule also has W.
+# The letters that stand for the actions in the drawing of a schedule. As in Qi et al. 2024, B
+# excludes the weight gradient if the schedule has a separate action W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The colors of the Gantt chart; transparency keeps the page's text color readable.
 COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
@@ -47,20 +47,19 @@ class ScheduleTable:
       Messages between two stages arrive in the order in which they were sent. Messages to a later
       stage carry activations. Messages to an earlier stage carry gradients of the loss with respect
       to activations. Stages on the same rank exchange no messages.
-    - `backward` combines `backward_input`, for which the previous stage waits, and
-    `backward_weight`.
+    - `backward` consists of `backward_input` and `backward_weight`; the previous stage needs only
+    the input gradient.
     - Weights change once, after all rows of the table. If `asynchronous`, each stage updates its
-      weights after each micro-batch; a backward uses the same weights as its forward.
-    - If `recurrent`, micro-batches are time steps. In a recurrent schedule, a forward also needs
-      the forward of the previous time step on the same stage. In a recurrent schedule, a backward
-      also needs the backward of the next time step on the same stage.
+      weights after each micro-batch. A backward pass uses the same weights as its forward pass.
+    - If `recurrent`, micro-batches are time steps. In a recurrent schedule, a forward pass also
+      needs the forward pass of the previous time step on the same stage. In a recurrent schedule, a
+      backward pass also needs the backward pass of the next time step on the same stage.
 
     Args:
         name: Name of the schedule in figures.
         ranks, chunks, microbatches: Numbers of ranks, stages per rank, and micro-batches.
         tick, stage, action, microbatch: Columns of the table, of equal length.
-        peer: Column with the other stage of a message, to which a row sends or from which it
-            receives; -1 for computations.
+        peer: Column with the stage at the other end of a message; -1 for computations.
         asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
             micro-batch; `recurrent` is whether micro-batches are time steps.
         schedule: The `PipelineSchedule` that computed the table, or None.
@@ -91,7 +90,7 @@ class ScheduleTable:
 
     @property
     def chunk(self) -> Integers:
-        """The chunk of each row's stage: its index among the stages of its rank, from 0."""
+        """For each row, the index of its stage among the stages of the same rank, from 0."""
         return self.stage // self.ranks
 
     @property
@@ -120,13 +119,12 @@ class ScheduleTable:
         return self.take(self.rank == rank)
 
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
-        """Return the longest idle time of a rank in s, if ranks are equal and messages are instant.
+        """Return the longest idle time of a rank in s, for equally fast ranks and instant messages.
 
         The idle time is counted between the first and the last row of the rank. For all schedules
-        except ZB-H2, the longest idle time has the same value if it is counted over the whole run.
-        For an asynchronous schedule, the result is the idle time while the pipeline fills and
-        drains. The result is None if the schedule's formula does not apply to the table or to the
-        given times.
+        except ZB-H2, counting over the whole run gives the same longest idle time. For an
+        asynchronous schedule, the result is the idle time while the pipeline fills and drains. The
+        result is None if the schedule's formula does not apply to the table or to the given times.
 
         Args:
             forward, backward_input, backward_weight: Times F, B, W in s that a rank needs for one
@@ -137,8 +135,8 @@ class ScheduleTable:
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
         al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no upper bounds for W. If W
-        exceeds the bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients take longer
-        than the idle gaps.
+        exceeds its bound (F for `zero_bubble`, min(F, B) for `zero_bubble_h2`), weight gradients
+        take longer than the idle gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 
@@ -193,7 +191,7 @@ class ScheduleTable:
         return card(repr(self).strip("<>"), f"<table><tbody>{body}</tbody></table>", rest)
 
     def __str__(self) -> str:
-        """Return a drawing: a line per rank, a column per tick; letters a, b, … are chunks."""
+        """Return a drawing with a line per rank, a column per tick, and letters for chunks."""
         cells = np.full((self.ranks, int(self.tick.max(initial=-1)) + 1), "·", dtype="<U8")
         for tick, stage, action, microbatch, peer in self.rows():
             if peer < 0:
@@ -215,15 +213,15 @@ def _cell(text: str) -> str:
 class PipelineSchedule(DrawnFunction, Generic[Call]):
     """A pipeline schedule and its known properties; a call returns the schedule's table.
 
-    The symbols p, m and v are the numbers of ranks, of micro-batches and of chunks per rank. F, B,
-    W are the times in s of forward, input gradient and weight gradient of one micro-batch through
-    all chunks of a rank.
+    The symbols p, m and v are the numbers of ranks, of micro-batches and of chunks per rank. The
+    forward pass of one micro-batch through all chunks of a rank takes F s. Its input gradient takes
+    B s, and its weight gradient W s.
 
     Args:
         drawing: Function from p and m (and v, if `chunked`) to the table.
         name: Key of the schedule in `PIPELINE`.
         bubble: Function (table, F, B, W) -> bubble in s, as `ScheduleTable.bubble` defines it.
-        most: Function (table, rank numbers) -> largest possible number of stored activations
+        most: Function (table, rank numbers) -> upper bound on the number of stored activations
             (`ScheduleTable.most_in_flight`).
         asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
             micro-batch; `recurrent` is whether micro-batches are time steps.
@@ -256,7 +254,7 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
 
     @property
     def synchronization(self) -> str:
-        """Either "synchronous" (a training step uses all earlier updates) or "stale synchronous".
+        """ "synchronous" if a training step uses all earlier updates, else "stale synchronous".
 
         "stale synchronous" means that the weights of a training step lack at most as many updates
         as the pipeline has stages.
@@ -305,13 +303,13 @@ def lay_out(
 
     Args:
         name: Name of the schedule.
-        order: Function from a rank to its computations, in order.
+        order: Function that returns the computations of a rank in order.
         ranks, microbatches: Numbers of ranks and of micro-batches, at least 1.
         chunks: Number of stages per rank, at least 1.
 
     Raises:
         InvalidInput: If a number is below 1.
-        ScheduleError: If the orders cause a deadlock.
+        ScheduleError: If the orders of the ranks cause a deadlock.
     """
     if min(ranks, microbatches, chunks) < 1:
         raise InvalidInput(

@@ -19,7 +19,7 @@ Booleans: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, init=False, repr=False, slots=True)
 class Round:
-    """Messages of one round: row i is a message with chunks [chunk, chunk + span) of its source.
+    """Messages of a round; each row sends chunks [chunk, chunk + span) from source to destination.
 
     Every interpreter of a round follows these rules:
 
@@ -35,8 +35,9 @@ class Round:
 
     Args:
         source, destination: Sending and receiving rank of each message.
-        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each
-            field is a column of the same length, or one value for all rows.
+        chunk, span, reduce: First chunk of each message, its number of chunks, and whether the
+            receiver adds them. Each field is a column of the same length, or one value for all
+            rows.
     """
 
     source: Integers
@@ -98,13 +99,13 @@ class Round:
         )
 
     def on(self, ranks: ArrayLike, parts: int = 1, first: ArrayLike = 0) -> Round:
-        """Return the same messages between other ranks, with each chunk divided into `parts`.
+        """Return the same messages between other ranks; divide each chunk into `parts` chunks.
 
         Args:
             ranks: The new ranks: rank 0 becomes ranks[0], and so on. If the array has the shape
                 (copies, ranks), each of its rows defines the ranks of one copy of the messages.
             parts: Number of new chunks for each chunk.
-            first: New number of chunk 0: one number for all copies, or one number for each copy.
+            first: New number of chunk 0, either one number for all copies or one number per copy.
         """
         names = np.asarray(ranks, np.int64)
         source, destination = names[..., self.source], names[..., self.destination]
@@ -117,7 +118,7 @@ class Round:
 
 
 def describe_messages(step: Round) -> list[list[str]]:
-    """Return the displayed messages as text: (ranks, chunks, action of the receiver)."""
+    """Return a text (ranks, chunks, action of the receiver) for each displayed message."""
     return [
         [
             f"{source} → {destination}",
@@ -155,12 +156,12 @@ def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Ro
 
 
 def count_chunks(rounds: Iterable[Round]) -> int:
-    """Return the number of chunks into which a schedule divides the buffer; 1 without messages."""
+    """Return the number of chunks into which a schedule divides the buffer, at least 1."""
     return max((int((step.chunk + step.span).max()) for step in rounds if len(step)), default=1)
 
 
 def boundaries(length: int, chunks: int) -> Integers:
-    """Return array b: chunk c of a buffer is [b[c], b[c + 1]); chunk sizes differ by at most one.
+    """Return an array b of nearly equal chunks; chunk c of the buffer is [b[c], b[c + 1]).
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """

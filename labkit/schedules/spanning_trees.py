@@ -1,4 +1,4 @@
-"""Allreduce over several spanning trees, which together use each unequal link fully (Blink)."""
+"""Allreduce over several spanning trees that together fully use links of unequal speed (Blink)."""
 
 from __future__ import annotations
 
@@ -78,18 +78,17 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
 def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
     """Return spanning trees with integer weights, which load all links evenly.
 
-    Trees are packed greedily: each of `shares` steps adds the minimum spanning tree for the link
-    cost (load + 1) / bandwidth. Of all spanning trees, the minimum spanning tree has the smallest
-    load on its most loaded link. The weights approach the best fractional packing as the number of
-    added trees grows.
+    Packing is greedy. Each of `shares` steps adds the minimum spanning tree for the link cost (load
+    + 1) / bandwidth. Of all spanning trees, the minimum spanning tree has the smallest load on its
+    most loaded link. The weights approach the best fractional packing as the number of added trees
+    grows.
 
     Args:
         size: Number of ranks.
         links: Mapping (source, destination) -> bandwidth, in any unit.
-        shares: Number of trees to add, where repeated trees count each time; default: 4 · size.
+        shares: Number of trees to add, including repeated trees; default: 4 · size.
 
-    Returns:
-        A weight for each distinct tree, which is the number of buffer chunks that the tree carries.
+    Returns: One weight per distinct tree: the number of buffer chunks that the tree carries.
 
     Source: Young 1995, *Randomized rounding without solving the linear program*; Thorup 2007,
     *Fully-dynamic min-cut*.
@@ -142,8 +141,8 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
     """Return the edges of a minimum spanning tree, by Prim's algorithm.
 
-    Among edges of equal cost, Prim's algorithm takes the edge from the rank that joined the tree
-    first, so that trees stay shallow.
+    Among edges of equal cost, Prim's algorithm prefers the rank that joined the tree first, which
+    keeps trees shallow.
     """
     cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
     isolated = np.arange(len(cost)) > 0

@@ -1,4 +1,4 @@
-"""Predicted times of collectives, computed without processes: simulator, formulas, calibration."""
+"""Simulator, formulas and calibration that predict the times of collectives without processes."""
 
 from labkit.schedules import AlphaBetaCost
 from labkit.simulate.costs import (

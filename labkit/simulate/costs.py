@@ -1,4 +1,4 @@
-"""Formulas for the time of every allreduce: from textbooks, and from labkit's network model."""
+"""Formulas from textbooks and from labkit's network model for the time of each allreduce."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def textbook(name: str, size: int) -> AlphaBetaCost:
 
 
 def modelled(name: str, size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the costs of the critical paths on one switch; the slowest gives the simulated time.
+    """Return the costs of critical paths on one switch; the slowest path sets the simulated time.
 
     The time of the slowest path is exact for any number of ranks if each link serves one message at
-    a time. If messages share links, the time of the slowest path is exact unless a rank sends while
-    another rank's earlier round uses the same link. If the number of ranks is a power of two, the
-    time of the slowest path is always exact. If the number of ranks is not a power of two, messages
-    of two rounds may share a link, and no formula is known. For example, no formula is known for a
-    tree of 3 ranks or a butterfly of 6 ranks with shared links.
+    a time. If messages share links, the time of the slowest path is exact as long as only one round
+    uses a link at a time. If the number of ranks is a power of two, the time of the slowest path is
+    always exact. If the number of ranks is not a power of two, messages of two rounds may share a
+    link, and no formula is known. For example, no formula is known for a tree of 3 ranks or a
+    butterfly of 6 ranks with shared links.
 
     The costs of the critical paths differ from the textbook in two cases. First, if a rank submits
     all messages of a round to its link at once, α counts once per round, not p - 1 times. Second,
@@ -61,7 +61,7 @@ def closed_form(name: str, size: int, nbytes: float, network: Network, gamma: fl
 def exact_form(
     name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0
 ) -> float | None:
-    r"""Return by formula the time in s that `simulate` would compute; None if no formula is exact.
+    r"""Return the simulated time in s from an exact formula, or None if there is no such formula.
 
     On one switch with equal links, the formula is `closed_form`. For the schedules in `EVEN`,
     `closed_form` is exact for any number of ranks. For all other schedules, `closed_form` is exact
@@ -177,8 +177,8 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
     paths = [_path_rows(measurement) for measurement in measurements]
     critical = [0] * len(paths)
     parameters = _nonnegative_fit(_rows(paths, critical))
-    # The predicted time of an allreduce is that of its slowest path. The slowest path depends on
-    # the fit, so a few iterations find the path and the fit together.
+    # The predicted time of an allreduce is the time of its slowest path. The slowest path depends
+    # on the fit, so a few iterations find the path and the fit together.
     for _ in range(10):
         slowest = [int(np.argmax(path @ parameters)) for path in paths]
         if slowest == critical:
@@ -191,7 +191,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
 
 def _path_rows(measurement: Measurement) -> Seconds:
-    """Return a row (a, b·n, c·n)/t per path, with measured time t; ideally, row @ (α, β, γ) = 1."""
+    """Return rows (a, b·n, c·n)/t of all paths with measured time t; row @ (α, β, γ) is near 1."""
     costs = modelled(measurement.algorithm, measurement.size)
     rows = [
         (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
@@ -205,11 +205,11 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 with rows @ x closest to 1: the best of the fits to column subsets.
+    """Return the x ≥ 0 with rows @ x closest to 1, by least-squares fits to subsets of columns.
 
-    Only subsets of independent columns are tried; of equally good subsets, the smaller and earlier
-    one is chosen. No subset has the column of γ without that of β, because every byte that is added
-    was also sent.
+    Only subsets of independent columns are tried. Among equally good subsets, the smaller and then
+    the earlier one is chosen. A subset with the column of γ also has the column of β, because every
+    byte that is added was also sent.
     """
     best, residual = np.zeros(3), np.inf
     subsets = [

@@ -26,7 +26,7 @@ class RoundTrace(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Columns of messages, sorted by round and row, and of time intervals in which links are used.
+    """A table of messages, sorted by round and row, and a table of the intervals of link use.
 
     Args:
         round: Number of the round of each message, from 0.
@@ -54,7 +54,7 @@ class Trace:
 
     @classmethod
     def of(cls, log: list[RoundTrace], segments: list[Segment], bandwidth: Seconds) -> Trace:
-        """Build the trace from simulated rounds; varying rates also require the flow segments."""
+        """Build the trace from simulated rounds, and from flow segments if transfer rates vary."""
         none: Seconds = np.empty(0)
         hops = [hop for entry in log for hop in entry.transfers.hops]
         hops += _stretches(segments, bandwidth)
@@ -80,7 +80,7 @@ class Trace:
 def _stretches(
     segments: Iterable[Segment], bandwidth: Seconds
 ) -> list[tuple[Integers, Seconds, Seconds, Seconds]]:
-    """Return flow segments by link; consecutive segments of a flow at equal rates are merged."""
+    """Return flow segments per link; merge consecutive segments of a flow with equal rates."""
     parts = list(segments)
     if not parts:
         return []
@@ -116,7 +116,7 @@ class TrafficCounter:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """Count messages of `times` equal rounds with `nbytes` in total; a link -1 is no link."""
+        """Count messages of `times` equal rounds with `nbytes` in total; link -1 means no link."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:
@@ -127,7 +127,7 @@ class TrafficCounter:
 def begin(
     network: Network, size: int, switches: int, gamma: float, compute: ArrayLike
 ) -> tuple[Seconds, Seconds]:
-    """Return each node's time to add a byte and its start time, in s; for switches both are 0."""
+    """Return the time in s per added byte and the start time in s of each node; 0 for switches."""
     slowness = np.array([network.compute_factor(rank, 0) for rank in range(size)])
     clock = np.broadcast_to(np.asarray(compute, np.float64) * slowness, size)
     none = np.zeros(switches)
@@ -135,17 +135,17 @@ def begin(
 
 
 class Lockstep:
-    """Simulation of clocks of ranks and of the links between them, which advances round by round.
+    """A simulation of the ranks' clocks and their links, which advances round by round.
 
     If links serve one message at a time, the result is exact, because messages of earlier rounds go
     first. If messages share links, the result is exact if `run` returns True. `run` returns False
     if messages of two rounds use one link at the same time. If a trace is recorded, the result is
-    exact only if messages of one round do not share a link either.
+    exact only if each link carries one message at a time.
 
     Attributes:
         clock: Current time of each node in s, shape (nodes,).
-        links: Model of the links: each link serves one message at a time, or messages never wait in
-            a queue.
+        links: Model of the links: `FifoLinks` serve one message at a time; `Uncontended` links
+            never queue messages.
         tally: The counters of messages and bytes.
         log: Record of the simulated rounds; empty if no trace was requested.
         segments: Empty list; in `Events`, this list contains the rates of flows.
@@ -194,7 +194,7 @@ class Lockstep:
         return True
 
     def _count(self, source: Integers, nbytes: Seconds, way: Sequence[Integers]) -> None:
-        """Count consecutive rounds with equal routes together; a ring has thousands of them."""
+        """Count consecutive rounds with equal routes together, as a ring has thousands of them."""
         if self._times and all(new is old for new, old in zip(way, self._same[1], strict=True)):
             self._bytes += nbytes
             self._times += 1
@@ -259,8 +259,8 @@ class Events:
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
-        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # round of each rank
-        self._wake = self.clock.copy()  # start in s of each rank's round; infinite once begun
+        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # current round of each rank
+        self._wake = self.clock.copy()  # start in s of each rank's round; infinite after the start
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 
@@ -285,7 +285,7 @@ class Events:
         ]
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Simulate rounds of `chunk`-byte chunks; return True, because rounds may share links."""
+        """Simulate rounds of `chunk`-byte chunks; return True, as shared links are allowed."""
         source = enumerate(_ActiveRound(step, chunk, len(self.clock)) for step in rounds)
         while True:
             wake, drain = float(self._wake.min()), self._flows.next

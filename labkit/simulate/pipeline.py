@@ -19,13 +19,13 @@ from labkit.schedules.pipeline_table import Row, ScheduleTable
 class PipelineSimulation:
     """The start and end times of all computations and messages of a pipeline schedule on a network.
 
-    A row of `table` that is a computation lasts from start to stop. A `send` lasts from its first
+    A computation in `table` lasts from `start` to `stop` of its row. A `send` lasts from its first
     byte until its delivery; the sender goes on meanwhile. A `receive` row lasts as long as the
     receiver waits for the message.
 
     Args:
         table: The schedule.
-        network: The network that carries the messages; None: messages take no time.
+        network: The network that carries the messages. If None, messages take no time.
         start, stop: Times in s, in the order of the table's rows.
         measured: Whether the times were measured by a wall clock; if not, they were simulated.
     """
@@ -62,7 +62,7 @@ class PipelineSimulation:
         return float(1 - self.utilisation().mean())
 
     def utilisation(self, begin: float = 0.0, end: float | None = None) -> Seconds:
-        """Return the fraction of [begin, end] (in s) that each rank computes, shape (ranks,)."""
+        """Return the busy fraction of each rank in [begin, end] (in s), shape (ranks,)."""
         end = self.seconds if end is None else end
         if not begin < end:
             raise InvalidInput(
@@ -85,7 +85,7 @@ def simulate_pipeline(
     network: str | Network | None = None,
     nbytes: ArrayLike = 0.0,
 ) -> PipelineSimulation:
-    """Simulate a pipeline: each rank executes its table rows in order, each as soon as it can.
+    """Simulate a pipeline; each rank executes its table rows in order and as early as possible.
 
     A receive ends when its message is delivered. A rank does not wait after a send. A `backward`
     takes as long as `backward_input` and `backward_weight` together. Messages share the links of
@@ -96,7 +96,7 @@ def simulate_pipeline(
         forward, backward_input, backward_weight: Time in s per micro-batch, as one value or with
             shape (stages,). Each time is multiplied by the compute factor of the rank that has the
             stage.
-        network: Name of a network, or a `Network`; None: messages take no time.
+        network: Name of a network, or a `Network`. If None, messages take no time.
         nbytes: Size in bytes of the activation of a micro-batch between two stages, as one value or
             with shape (stages,). The gradient of the activation has the same size.
 

@@ -1,4 +1,4 @@
-"""Placement of operations on devices: plans with devices and times, computed without devices."""
+"""Plans that place operations on devices and predict their times, without real devices."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def list_schedule(
 ) -> PlacementPlan:
     r"""Place and schedule the tasks one by one, the task with the longest path to the end first.
 
-    Among tasks whose predecessors are scheduled, the one with the greatest upward rank \(r_i = w_i
+    Among tasks whose predecessors are scheduled, the task with the greatest upward rank \(r_i = w_i
     + \max_j (\bar c_{ij} + r_j)\) is next. Here \(w_i\) is the time of task i. \(\bar c_{ij}\) is
     the mean time of a copy from task i to task j over all pairs of devices. The scheduler chooses
     the device on which the task ends earliest. On the chosen device, the task takes the first
@@ -112,9 +112,9 @@ def list_schedule(
         graph: The tasks.
         machine: The devices and links.
         name: Name of the plan.
-        allowed: For each group of tasks, by name, the devices that the group may use. With a single
-            allowed device per group, the placement is fixed, and only the schedule is computed.
-            Default: every group may use all devices.
+        allowed: Mapping from the name of each group of tasks to the devices that the group may use.
+            With a single allowed device per group, the placement is fixed, and only the schedule is
+            computed. Default: every group may use all devices.
 
     Raises:
         InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
@@ -229,7 +229,7 @@ class _Scheduler:
         return start + length, start, list(copies.values())
 
     def _copy(self, need: Need, sender: int, device: int, spans: Spans) -> Copy:
-        """Return the copy, which takes the link's first long enough gap after the source task."""
+        """Return the copy; it takes the first long enough gap on its link after the source task."""
         seconds = self.machine.copy_seconds(need.bytes)
         start = first_gap(spans, self.spans[need.source][1], seconds)
         insort(spans, (start, start + seconds))
@@ -304,7 +304,7 @@ def _placed(
 def compare_policies(
     graph: TaskGraph, machine: DeviceGroup, seeds: Sequence[int] = (0, 1, 2)
 ) -> list[PlacementPlan]:
-    """Return one plan per policy if it fits into memory: simple policies, then list scheduling.
+    """Return the plans that fit into memory, first of the simple policies, then of list scheduling.
 
     The simple policies are: all tasks on one device, round robin, and a random placement for each
     seed.

@@ -144,13 +144,13 @@ def _chunks_of(function: Collective[...], size: int, **arguments: int) -> int:
     return count_chunks(function(size, **arguments))
 
 
-# Rows that `labkit.bench.collectives.measure` returns: numbers and names by column.
+# Rows that `labkit.bench.collectives.measure` returns; each row maps column names to values.
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One allreduce with its measured, its simulated and its formula-based time, in s.
+    """One allreduce with three times in s: measured, simulated, and from the closed-form formula.
 
     `error` is predicted / measured - 1. For comparison: ASTRA-sim predicts a real allreduce with an
     error of 3 to 21 %.
@@ -168,7 +168,7 @@ class Prediction:
 def predict(
     measurements: Iterable[Measurement], network: str | Network, gamma: float = 0.0
 ) -> list[Prediction]:
-    """Simulate measured allreduces on a network or a fit; gamma: time in s to add a byte.
+    """Simulate measured allreduces on a network or a fit, with `gamma` s per added byte.
 
     The formula of the closed-form time assumes a single switch. On a network with hosts or with a
     graph of links, only the simulation is valid.
@@ -227,8 +227,9 @@ def model_of(
 
     Args:
         rows: Rows of `labkit.bench.collectives.measure`.
-        network: A network, its name or a fit; None: the network on which the rows were measured.
-        gamma: Time in s to add one byte; ignored for a fit, which contains γ.
+        network: A network, its name, or a fit. If None, the network on which the rows were
+            measured.
+        gamma: Time in s to add one byte. A fit contains its own γ, so `gamma` is then ignored.
 
     Raises:
         InvalidInput: If there are no rows. `InvalidInput` is also raised if `network` is None, and
@@ -251,7 +252,7 @@ def model_of(
 
 
 def _fit_text(fit: Fit) -> str:
-    """Return `fit of 9 measurements: α 12 µs, β 0.1 ns a byte (9.8 GB/s), γ 0.05 ns a byte`."""
+    """Return a text such as `fit of 9 measurements: α 12 µs, β 0.1 ns a byte, γ 0.05 ns a byte`."""
     speed = f" ({1e-9 / fit.beta:.3g} GB/s)" if fit.beta else ""
     return (
         f"fit of {fit.count} measurements: α {seconds_text(fit.alpha)}, "
@@ -291,7 +292,7 @@ class SizeRange:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Simulated times in s, of shape (algorithms, sizes), and each size range's fastest ones."""
+    """Simulated times in s, shape (algorithms, sizes), and the fastest algorithms by size range."""
 
     network: Network
     nbytes: Seconds
@@ -306,7 +307,7 @@ def costs(
     nbytes: tuple[float, float],
     gamma: float = 0.0,
 ) -> list[Costs]:
-    """Simulate all algorithms on all networks, at buffer sizes that grow by about √2 each."""
+    """Simulate all algorithms on all networks, at buffer sizes with a ratio of about √2."""
     if size < 2 or not 0 < nbytes[0] < nbytes[1] or not algorithms or not networks:
         raise InvalidInput(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
@@ -339,7 +340,7 @@ def _costs(
 def _size_ranges(
     algorithms: Sequence[str], grid: list[float], seconds: Seconds, times: Times
 ) -> list[SizeRange]:
-    """Return ranges of buffer sizes, each with the algorithms that are fastest in all of it."""
+    """Return ranges of buffer sizes; a range has the algorithms that are fastest throughout."""
     first, best = grid[0], _fastest(seconds[:, 0])
     ranges = []
     for place in range(1, len(grid)):
@@ -359,7 +360,7 @@ def _fastest(seconds: Seconds) -> list[int]:
 
 
 def _crossing(times: Times, low_index: int, high_index: int, low: float, high: float) -> float:
-    """Return the size from which `high_index` beats `low_index`, by bisection on a log scale."""
+    """Find the size above which `high_index` is faster than `low_index`, by bisection."""
     for _ in range(30):
         middle = math.sqrt(low * high)
         seconds = times(middle)

@@ -21,7 +21,8 @@ class GraphTask:
             variable that it reads.
         group: Name of a set of tasks that must share a device, such as the readers and writers of a
             variable. If `group` is empty, the task forms a group of its own.
-        device: Number of the device to which the task is bound; None: any device.
+        device: Number of the device to which the task is bound. If None, the task may use any
+            device.
         kind: Type of the operation, which figures show.
     """
 
@@ -34,7 +35,7 @@ class GraphTask:
 
     @property
     def group_name(self) -> str:
-        """Name of the task's group; the task's own name if it has no group."""
+        """Name of the task's group, or the name of the task if it has no group."""
         return self.group or self.name
 
 
@@ -176,10 +177,10 @@ class TaskGraph:
         The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
 
         Args:
-            copy: Fraction of dependencies that are assumed to be between two devices; this fraction
-                multiplies the copy times c.
-            machine: The devices, which define the times of copies and of starting a task; None:
-                these times are 0.
+            copy: Fraction of dependencies that are assumed to connect two devices. The copy times c
+                are multiplied by `copy`.
+            machine: The devices, which define the times of copies and of task starts. If None, both
+                times are 0.
         """
         dispatch = machine.dispatch if machine else 0.0
         lengths: dict[str, float] = {}

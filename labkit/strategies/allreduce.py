@@ -36,10 +36,10 @@ class AllReduce(Strategy):
     \(B = \sum_r b_r\) samples.
 
     Args:
-        algorithm: The allreduce algorithm: a name in `labkit.schedules.ALLREDUCE`; "mpi", the
-            choice of the MPI library; "shared_memory", for ranks of one host; or "auto". "auto"
-            measures the algorithms on the ranks before training, or simulates them for an emulated
-            network, and uses the fastest one.
+        algorithm: "auto", or the name of an allreduce algorithm. The names are those in
+            `labkit.schedules.ALLREDUCE`, "mpi" (the choice of the MPI library) and "shared_memory"
+            (for ranks of one host). "auto" measures the algorithms on the ranks before training, or
+            simulates them for an emulated network, and uses the fastest one.
         schedule: When buckets of gradients are sent. "sequential": buckets are sent after
             backpropagation. "overlap": buckets are sent during backpropagation, unless ranks of one
             host compute on all cores of the host. "priority": the first layers are sent first,
@@ -52,7 +52,7 @@ class AllReduce(Strategy):
             allreduce sums the output of linear compressors, and merges that of sparse compressors.
             An allgather exchanges the output of compressors that are neither linear nor sparse.
         compression_stats_every: The number of training steps between two compression statistics of
-            each gradient; 0: no statistics.
+            each gradient. 0 disables the statistics.
 
     Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
     Differs from it: the paper's first code averaged weights once per epoch; labkit averages
@@ -85,7 +85,7 @@ class AllReduce(Strategy):
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, whose scheduling is the value of the field `schedule`."""
+        """Return the strategy's place in the taxonomy; `schedule` defines its scheduling."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
@@ -95,7 +95,7 @@ class AllReduce(Strategy):
 
     @property
     def stats_interval(self) -> int:
-        """The number of training steps between compression statistics; 0: no statistics."""
+        """The number of training steps between compression statistics, or 0 for no statistics."""
         return self.compression_stats_every
 
     def rows(self, batch_size: int, workers: int) -> int:
@@ -182,7 +182,7 @@ class AllReduce(Strategy):
         return list(range(workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return a worker's program on the virtual clock; `fit` does the same in real time."""
+        """Return a worker's program for the virtual clock; in real time, `fit` trains instead."""
         weights, step, last = mark or (roles.weights, 0, False)
         compressor, algorithm = self.compressor, self._scheduled()
         while step < roles.steps * roles.epochs and not last:

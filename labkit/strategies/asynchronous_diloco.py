@@ -38,7 +38,7 @@ class AsynchronousDiLoCo(Replicas):
 
     Args:
         period: The number H of local steps between two exchanges with the server.
-        momentum_delay: The number N of pseudo-gradients per momentum update; 1: each
+        momentum_delay: The number N of pseudo-gradients per momentum update. With 1, each
             pseudo-gradient updates the momentum.
         outer_learning_rate: The learning rate η of the server.
         outer_momentum: The momentum β of the server.
@@ -62,7 +62,7 @@ class AsynchronousDiLoCo(Replicas):
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is not periodic for H = 1, where each step is exchanged."""
+        """Return the strategy's place in the taxonomy; with H = 1 it is not periodic."""
         cell = super().cell(workers)
         return cell._replace(synchronization="asynchronous") if self.period == 1 else cell
 

@@ -51,11 +51,11 @@ class ParameterAveraging(SynchronousReplicas):
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
 
-    Without an outer optimizer, the new weights are the mean of the workers' weights. In the mean of
-    the weights, each worker counts in proportion to the rows in its local steps.
+    Without an outer optimizer, the new weights are the mean of the workers' weights. A worker's
+    share in the mean is proportional to the number of samples in its local steps.
 
     Args:
-        period: The number H of local steps between two averagings; "epoch": one averaging per
+        period: The number H of local steps between two averagings, or "epoch" for one averaging per
             epoch.
         adaptive: Whether the period becomes shorter as the loss decreases. The adaptive period j
             has \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all
@@ -79,10 +79,10 @@ class ParameterAveraging(SynchronousReplicas):
         fragments: The number of equal parts into which the flat weights are divided. The fragments
             are averaged one after another, at evenly spaced steps of the period.
         overlap_steps: The number of local steps that a worker takes while an averaging is in
-            progress. When an averaging is complete, the worker adds the changes by its local steps
-            since the start of the averaging.
-        compressor: The compressor of pseudo-gradients: one of `labkit.compression.COMPRESSORS`, its
-            name, or None.
+            progress. When an averaging is complete, the worker adds to the result what its local
+            steps changed since the averaging began.
+        compressor: The compressor of pseudo-gradients, its name in
+            `labkit.compression.COMPRESSORS`, or None.
 
     After the last step of training, all fragments are averaged once more.
 
@@ -114,11 +114,11 @@ class ParameterAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether a taxonomy cell is periodic, or is synchronous and sequential."""
+        """Return whether a place in the taxonomy is periodic, or synchronous and sequential."""
         return cell.synchronization == "periodic" or cell.scheduling == "sequential"
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's taxonomy cell; it depends on `period` and `overlap_steps`."""
+        """Return the place in the taxonomy, which depends on `period` and `overlap_steps`."""
         cell = super().cell(workers)
         if self._averages_each_step:
             return cell._replace(synchronization="synchronous")
@@ -139,7 +139,7 @@ class ParameterAveraging(SynchronousReplicas):
         return self._averages_each_step and linear and shared and whole
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         if self.local_steps == "by_speed":
             self._check_speeds(experiment)
@@ -167,8 +167,8 @@ class ParameterAveraging(SynchronousReplicas):
                 "smaller overlap_steps"
             )
         if self.compressor is not None:
-            # The compressed values change the weights directly, as gradients do in plain SGD, so
-            # the check is that of plain SGD.
+            # Compressed values change the weights directly, as in plain SGD, so the check uses the
+            # options of plain SGD.
             self.compressor.check("sgd", {})
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
@@ -236,7 +236,7 @@ class ParameterAveraging(SynchronousReplicas):
 @record()
 @dataclass
 class _UnderWay:
-    """An averaging in progress: its fragment, the sent weights and row count, and the due step."""
+    """An averaging in progress: its fragment, sent weights, row count, and step of completion."""
 
     fragment: int
     sent: Vector
@@ -296,7 +296,7 @@ class _Replica:
         self._met = [self.step] * len(self._parts)
 
     def average_due(self, ends: bool) -> Generator[Action, Any, bool]:
-        """Start and complete the due averagings; return whether a worker requests training's end.
+        """Start and complete the due averagings; return whether a worker asks to end training.
 
         Args:
             ends: Whether to average all fragments now, except those that were already averaged at

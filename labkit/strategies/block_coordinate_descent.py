@@ -35,19 +35,19 @@ _MAX_PAIRS = 50_000_000  # largest number of float64 values for couplings (400 M
 
 
 class BlockCoordinateDescent(SynchronousReplicas):
-    r"""Model-parallel rounds as in STRADS: each updates only a few selected blocks of the weights.
+    r"""As in STRADS, each model-parallel round updates only a few selected blocks of the weights.
 
-    In each round, all workers select the same set B of blocks, of which no two depend on each
-    other. Each worker computes the gradient of its own rows, and the allreduce sums only the part
-    of the gradient for B:
+    In each round, all workers select the same set B of mutually independent blocks. Each worker
+    computes the gradient of its own rows, and the allreduce sums only the part of the gradient for
+    B:
 
     \[w_B \leftarrow S_{\eta \lambda}\bigl(w_B - \eta\, \tfrac1n \sum_i g_{i,B}\bigr), \qquad
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
-    With the following three conditions, a round is exact coordinate descent of the lasso on |B|
-    coordinates. The conditions are: each batch contains all rows, each block is a single weight,
-    and all columns have unit variance. For exact coordinate descent with the mean squared error as
-    the loss, the learning rate must be 0.5.
+    Under three conditions, a round is exact coordinate descent of the lasso on |B| coordinates. The
+    three conditions are that each batch contains all rows, each block is a single weight, and all
+    columns have unit variance. For exact coordinate descent with the mean squared error as the
+    loss, the learning rate must be 0.5.
 
     Args:
         selection: How each round selects blocks. "priority": mostly the blocks that changed most in
@@ -58,14 +58,14 @@ class BlockCoordinateDescent(SynchronousReplicas):
             "layer": one block per layer.
         blocks_per_round: The largest number of blocks that a round updates. If a round updates only
             one block, labkit does not compute dependencies between blocks.
-        dependency: Two blocks are not updated in the same round if their coupling
-            (`labkit.schedules.blocks.couplings`) is at least `dependency`; None: couplings are
-            ignored. Couplings are measured once, for the initial weights and the first batch.
-            Before the first round, each worker computes two gradients per block, and one allreduce
-            sums (blocks × weights) numbers.
+        dependency: Two blocks whose coupling (`labkit.schedules.blocks.couplings`) is at least
+            `dependency` are not updated in the same round. If None, couplings are ignored.
+            Couplings are measured once, for the initial weights and the first batch. Before the
+            first round, each worker computes two gradients per block, and one allreduce sums
+            (blocks × weights) numbers.
         l1: The factor λ of the L1 penalty, which is the sum of the absolute values of all weights.
             The loss in the history includes the penalty.
-        floor: The constant η in the priority of each block, see `labkit.schedules.blocks`.
+        floor: The constant η in the priority of each block (`labkit.schedules.blocks`).
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: a
@@ -87,7 +87,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
     floor: NonNegativeFloat = 0.01
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         options = experiment.optimizer_options
         if experiment.optimizer != "sgd" or options:
@@ -97,7 +97,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
             )
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's taxonomy cell; its scheduling is "priority" or "sequential"."""
+        """Return the place in the taxonomy; its scheduling is "priority" or "sequential"."""
         order = "priority" if self.selection == "priority" else "sequential"
         return super().cell(workers)._replace(scheduling=order)
 
@@ -106,7 +106,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
         return [0]
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return True for "round_robin" with one block per round, whose messages repeat."""
+        """Return True for "round_robin" with one block per round, as its messages repeat."""
         return self.selection == "round_robin" and self.blocks_per_round == 1
 
     def forecast(self, query: Query) -> StepForecast:

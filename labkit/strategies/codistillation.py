@@ -43,7 +43,7 @@ class Codistillation(Replicas):
 
     Args:
         period: The number H of steps in a period.
-        distillation_weight: The weight ψ of the distillation term; 0: the workers train
+        distillation_weight: The weight ψ of the distillation term. With 0, the workers train
             independently.
         exchange: What workers send. "predictions": each worker predicts the next batches of all
             other workers and sends them these predictions. A worker can predict the batches of
@@ -70,7 +70,7 @@ class Codistillation(Replicas):
     exchange: Literal["predictions", "weights"] = "predictions"
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         if experiment.rows is None:
             raise InvalidInput(
@@ -84,7 +84,7 @@ class Codistillation(Replicas):
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the step count of two periods, as a period uses the previous period's messages."""
+        """Return the steps of two periods, as a period uses messages of the previous period."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:

@@ -29,7 +29,7 @@ from labkit.strategies.taxonomy import Cell
 
 
 class Downpour(Servers):
-    r"""Replicas push accumulated gradients and fetch new weights, each after a number of batches.
+    r"""Replicas push accumulated gradients and fetch new weights at fixed intervals of batches.
 
     After each batch, a replica takes a local step, \(w \leftarrow w - \eta g\), and adds the
     gradient g to its accumulated gradient. Every `push_every` batches, the replica pushes its
@@ -46,12 +46,12 @@ class Downpour(Servers):
 
     The other fields are those of the base class `Servers`. With `stages` or `grid`, and with
     placement="sharded", the configuration equals that of DistBelief. Training ends at the first
-    fetch after the number of completed and running batches reaches the total of all epochs.
+    fetch after completed and running batches together reach the total of all epochs.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
-        from it: a fetch is answered before the next batch begins, whereas in the paper it is
-        answered during the batch. A server waits for the pushes of all stages (or all machines) of
-        a replica, and applies them as one update.
+        from it: labkit answers a fetch before the next batch begins; the paper answers it during
+        the batch. A server waits for the pushes of all stages (or all machines) of a replica, and
+        applies them as one update.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")
@@ -64,17 +64,17 @@ class Downpour(Servers):
 
     @property
     def replays(self) -> bool:
-        """Whether replicas take no local steps and compute all gradients at servers' weights."""
+        """Whether replicas take no local steps, so that all gradients use the servers' weights."""
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is periodic if `push_every` or `fetch_every` exceeds 1."""
+        """Return the place in the taxonomy, which is periodic if an interval exceeds one batch."""
         cell = super().cell(workers)
         is_periodic = max(self.fetch_every, self.push_every) > 1
         return cell._replace(synchronization="asynchronous periodic") if is_periodic else cell
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         super().check(experiment)
         if max(self.fetch_every, self.push_every) > 10_000:
             raise InvalidInput(

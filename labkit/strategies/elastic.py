@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class ElasticAveraging(SynchronousReplicas):
-    r"""Each replica has its own weights; an elastic force pulls them and central weights together.
+    r"""An elastic force pulls each replica's weights and the central weights towards each other.
 
-    At every `period`-th step, worker i applies the elastic force and a gradient, which both use the
-    weights before the step:
+    At every `period`-th step, worker i applies the elastic force and a gradient, both computed from
+    the weights before the step:
 
     \[x_i \leftarrow x_i - \alpha (x_i - \tilde x) - \eta g_i(x_i), \qquad
     \tilde x \leftarrow \tilde x + \alpha (x_i - \tilde x),\]
@@ -77,12 +77,12 @@ class ElasticAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether a taxonomy cell is asynchronous with servers, or synchronous without."""
+        """Return True if a taxonomy place is both asynchronous and with servers, or neither."""
         asynchronous = cell.synchronization in ("asynchronous periodic", "asynchronous")
         return asynchronous == (cell.architecture == "parameter servers")
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's taxonomy cell; it depends on `center` and `period`."""
+        """Return the strategy's place in the taxonomy, which depends on `center` and `period`."""
         cell = super().cell(workers)
         if self.central:
             synchronization = "asynchronous" if self.period == 1 else "asynchronous periodic"
@@ -91,7 +91,7 @@ class ElasticAveraging(SynchronousReplicas):
         return cell._replace(architecture="collective", synchronization=synchronization)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         workers = experiment.workers
         if self.center == "allreduce" and self.alpha * workers > 1:

@@ -121,7 +121,7 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
         stack: The exit stack that removes the link when it closes.
 
     Returns: A mapping from the IP address of each end of the link to the command prefix that starts
-        processes at that end; empty without a network.
+        processes there. Empty without a network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -186,16 +186,15 @@ def train_external(
         session: The training session of this rank.
         child: The external process of this rank. The process answers the request "step", and it
             answers the request "weights" with the model's weights.
-        other_counters: Function that returns the process ids of other processes of this rank, by
-            task name.
+        other_counters: Function that returns a mapping from task names to ids of other processes of
+            this rank.
         restart: Function that restarts processes that have ended; it is called repeatedly.
-        networks: For each network namespace of the external processes, the command prefix; if
-            empty, the processes run in the network of this rank.
+        networks: The command prefix of each network namespace of the external processes. If empty,
+            the processes use the network of this rank.
 
-    Returns:
-        Values for the run's record: process ids (`processes`) by task, and `sent_bytes` from task
-        to task, as totals over `counted_steps`. The bytes of the first step are not counted,
-        because the first step also sends connection data, graphs and initial weights.
+    Returns: Values for the run's record: a process id per task (`processes`), and the bytes from
+        task to task (`sent_bytes`) in all `counted_steps`. The bytes of the first step are not
+        counted, because the first step also sends connection data, graphs and initial weights.
     """
     communicator = session.communicator
     local_tasks = {child.name: child.pid} | dict(other_counters())
@@ -302,7 +301,7 @@ class ExternalFramework(Strategy):
     trusted_network: bool = TRUSTED_NETWORK
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; JAX has sequential scheduling, as XLA orders the work."""
+        """Return the place in the taxonomy; JAX is sequential, because XLA orders the work."""
         cell = super().cell(workers)
         return cell._replace(scheduling="sequential") if self.framework == "jax" else cell
 

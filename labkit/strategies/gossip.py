@@ -7,9 +7,9 @@ Asynchronous gossip: active workers average weights with the server processes of
     counter    6                                                      on the rank of 0
 
 If all workers had the same role, two workers that wait for each other's weights could deadlock.
-Workers are active or passive, and active workers never receive requests, so workers cannot deadlock
-by waiting for each other's weights. The server process of a passive worker holds this worker's
-weights and answers requests while the worker computes.
+Active workers never receive requests, so active and passive workers cannot deadlock while they wait
+for weights. The server process of a passive worker holds this worker's weights and answers requests
+while the worker computes.
 """
 
 from __future__ import annotations
@@ -172,26 +172,26 @@ class Gossip(Replicas):
     \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
 
     In the formula, \(\eta\, g_i(z_i)\) is the optimizer's update for the gradient of worker i. If
-    the rows of P sum to 1 too, ω remains 1 and the method is D-PSGD. If the rows of P do not sum to
-    1, the method is stochastic gradient push. In stochastic gradient push, a worker need not know
-    how many workers receive its messages. Mixing does not change the mean of all workers' \(x_i\);
-    only gradients change the mean. The evaluated model is the mean of all workers' \(z_i\), in
-    which every worker counts equally.
+    the rows of P also sum to 1, ω remains 1 and the method is D-PSGD. If the rows of P do not sum
+    to 1, the method is stochastic gradient push. In stochastic gradient push, a worker need not
+    know how many workers receive its messages. Mixing does not change the mean of all workers'
+    \(x_i\); only gradients change the mean. The evaluated model is the mean of all workers'
+    \(z_i\), in which every worker counts equally.
 
     Args:
         topology: How the mixing matrix P is defined. "ring": a worker mixes its own weights and
             those of its two neighbours, with factor 1/3 for each. "exponential": a worker mixes its
             own weights and those of another worker, with factor 1/2 for each. With "exponential",
-            the number of the other worker is lower by 1, 2, 4, … in successive steps.
-            "random_pairs": a worker mixes its own weights and those of a partner, with factor 1/2
-            for each. With "random_pairs", partners are drawn at random in each step. A matrix: the
-            matrix P itself, as a list of rows.
-        asynchronous: Whether workers do not wait for slower workers (AD-PSGD). Workers with even
-            numbers are active, and workers with odd numbers are passive. In each step, an active
-            worker averages its weights with a random passive worker. With "ring", the passive
-            worker is one of the active worker's two neighbours; with "random_pairs", it is any
-            passive worker. A faster worker takes more steps; rank 0 counts the steps of all workers
-            until an epoch is complete.
+            worker i mixes with worker i - 1, i - 2, i - 4, … in successive steps. "random_pairs": a
+            worker mixes its own weights and those of a partner, with factor 1/2 for each. With
+            "random_pairs", partners are drawn at random in each step. Instead of a name, `topology`
+            may be the matrix P itself, as a list of rows.
+        asynchronous: Whether workers continue without waiting for slower workers (AD-PSGD). Workers
+            with even numbers are active, and workers with odd numbers are passive. In each step, an
+            active worker averages its weights with a random passive worker. With "ring", the
+            passive worker is one of the active worker's two neighbours; with "random_pairs", it is
+            any passive worker. A faster worker takes more steps; rank 0 counts the steps of all
+            workers until an epoch is complete.
 
     Messages are never compressed. At the end of each epoch, synchronous workers decide by an
     allreduce of one number whether training ends.
@@ -230,12 +230,12 @@ class Gossip(Replicas):
         return value
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is synchronous if neighbours wait for each other."""
+        """Return the place in the taxonomy, synchronous if neighbours wait for each other."""
         waits = "asynchronous" if self.asynchronous else "synchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         if not isinstance(self.topology, str) and len(self.topology) != experiment.workers:
             raise InvalidInput(
@@ -257,15 +257,15 @@ class Gossip(Replicas):
         return self.asynchronous
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the rank of each worker and, if asynchronous, of each server and the counter."""
+        """Return the rank of each worker; if asynchronous, also of each server and the counter."""
         return places(workers) if self.asynchronous else super().hosts(workers)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the processes that hold weights: all workers, or active workers and servers."""
+        """Return the processes with weights; if asynchronous, active workers and servers."""
         return holders(workers) if self.asynchronous else super().copies(workers)
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
-        """Return the mixing matrix P of a step; row i has the factors of the mean of worker i."""
+        """Return the mixing matrix P of a step; row i has the factors for weights of worker i."""
         if not isinstance(self.topology, str):
             return np.array(self.topology)
         matrix = np.zeros((workers, workers))
@@ -280,7 +280,7 @@ class Gossip(Replicas):
         return matrix
 
     def _pairs(self, workers: int, step: int, seed: int) -> list[tuple[int, int]]:
-        """Return pairs (receiver, sender): the receiver averages both workers' weights."""
+        """Return pairs (receiver, sender); each receiver averages its weights with the sender's."""
         if self.topology == "exponential":
             rounds = max(1, math.ceil(math.log2(workers))) if workers > 1 else 0
             distance = 2 ** (step % rounds) if rounds else 0
@@ -294,7 +294,7 @@ class Gossip(Replicas):
         return [*pairs, *(pair[::-1] for pair in pairs)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""Return the spectral gap 1 - |λ₂|; each step shrinks weight differences by |λ₂|.
+        r"""Return the spectral gap 1 - |λ₂|; each step multiplies weight differences by |λ₂|.
 
         A larger gap means that weights become equal faster. If the mixing matrix changes from step
         to step, the gap of an average step is \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
@@ -317,13 +317,13 @@ class Gossip(Replicas):
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats; random pairs and short epochs do not repeat."""
+        """Return whether communication repeats; it does not with random pairs or short epochs."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers for a forecast; None if all workers are simulated."""
+        """Return a sample of workers for a forecast, or None if it simulates all workers."""
         needs_sample = isinstance(self.topology, str) and workers > PLAYED
         return Crowd(self, PLAYED) if needs_sample else None
 

@@ -81,7 +81,7 @@ class IntraLayer(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define ranks")
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; with several replicas, its parallelism is hybrid."""
+        """Return the place in the taxonomy; with several replicas, its parallelism is hybrid."""
         cell = super().cell(workers)
         return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
 
@@ -98,7 +98,7 @@ class IntraLayer(Strategy):
         return -(-batch_size // (workers // self.ranks(workers)))
 
     def bytes_per_row(self, share: Any) -> int | None:
-        """Return the predicted activation bytes per row; None: use the sum over all layers."""
+        """Return the predicted activation bytes per row, or None to use the sum over all layers."""
         return None
 
     def resolved(self, communicator: Communicator) -> str:
@@ -106,7 +106,7 @@ class IntraLayer(Strategy):
         return "mpi" if communicator.network is None else "ring"
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks that divide each batch: one per replica, all at the same place."""
+        """Return the ranks that divide each batch, one from the same position in each replica."""
         return communicator.split(communicator.rank % self.ranks(communicator.size))
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
@@ -114,7 +114,7 @@ class IntraLayer(Strategy):
         return replica_predictor(self.share(model, replica))
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving:
-        """Return the predictor on this rank's part of each layer; all ranks read all batch rows."""
+        """Return a predictor by this rank's part of each layer; all ranks read all rows."""
         share = self.share(model, replica)
         return Serving(replica_predictor(share), True, share.model.variables)
 
@@ -261,18 +261,17 @@ def collect(session: Session, share: Share, part_name: str) -> None:
 
 
 class TensorParallel(IntraLayer):
-    r"""Vertical slices: each of k ranks stores some units of each layer; all ranks read all
-    samples.
+    r"""Tensor parallelism: each of k ranks stores some units of each layer and reads all samples.
 
     Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
     and matrix B by its inputs. A pair of Dense layers, cut by outputs and then by inputs, needs one
     allreduce in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by
-    channels, as Dense layers are cut by units; pooling layers may be between the two layers of a
-    pair. Batch normalisation between the two layers of a pair is cut by the same channels or units.
-    Attention is cut by its heads. Queries, keys and values are cut by outputs, and the output
-    projection by inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are
-    gathered. An Embedding is cut by the words of its vocabulary. If the loss is the sparse
-    cross-entropy of logits, the final scores are not gathered.
+    channels; pooling layers may be between the two layers of a pair. Batch normalisation between
+    the two layers of a pair is cut by the same channels or units. Attention is cut by its heads.
+    Queries, keys and values are cut by outputs, and the output projection by inputs. A single Dense
+    or Conv2D layer is cut by outputs, and its outputs are gathered. An Embedding is cut by the
+    words of its vocabulary. If the loss is the sparse cross-entropy of logits, the final scores are
+    not gathered.
 
     Every slice stores whole layers of other types (such as depthwise, separable and grouped
     convolutions), and whole layers with a regularizer or constraint. Every slice also stores whole
@@ -281,11 +280,12 @@ class TensorParallel(IntraLayer):
     sends. Several replicas divide each batch and average the gradients of each slice.
 
     Args:
-        tensor_parallel_size: The number of ranks of one replica. None: all workers form one
-            replica. The number of workers must be a multiple of `tensor_parallel_size`.
-        algorithm: The allreduce algorithm that sums over the slices: a name from
-            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto". "auto" means "ring" if
-            a network is emulated, and "mpi" if not.
+        tensor_parallel_size: The number of ranks of one replica. If `tensor_parallel_size` is None,
+            all workers form one replica. The number of workers must be a multiple of
+            `tensor_parallel_size`.
+        algorithm: The allreduce algorithm that sums over the slices, which is "auto", "mpi",
+            "shared_memory" or a name from `labkit.schedules.ALLREDUCE`. "auto" means "ring" if a
+            network is emulated, and "mpi" if not.
 
     Batch normalisation uses the statistics of the rows of one replica. Every rank builds the whole
     model first, and gathers the trained model at the end. If the user passes callbacks, ranks also
@@ -293,8 +293,8 @@ class TensorParallel(IntraLayer):
     training, a rank stores weights, gradients and optimizer state only of its own slices.
 
     Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
-        are cut, too, and slices may differ by one unit. Position embeddings are cut like word
-        embeddings.
+        are also cut, and the sizes of slices may differ by one unit. Position embeddings are cut
+        like word embeddings.
     """
 
     part_name: ClassVar[str] = "slice"
@@ -311,7 +311,7 @@ class TensorParallel(IntraLayer):
         return one_of("algorithm", value, ("auto", *ALGORITHMS))
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         refuse_unmetered(self.algorithm, experiment.network)
         workers, slices = experiment.workers, self.ranks(experiment.workers)
@@ -333,7 +333,7 @@ class TensorParallel(IntraLayer):
         return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """Return a function that sums loss and layers' losses, with equal values on all slices."""
+        """Return a function for the loss plus the layers' losses, which is equal on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
@@ -404,9 +404,9 @@ class SpatialParallel(IntraLayer):
     the layer.
 
     Args:
-        grid: The rows and columns (r, c) of the grid of machines of one replica. None: all workers
-            form one grid, as square as possible. The number of workers must be a multiple of r × c.
-            Each machine must have at least one position or unit of every layer.
+        grid: The rows and columns (r, c) of the grid of machines of one replica. If `grid` is None,
+            all workers form one grid, as square as possible. The number of workers must be a
+            multiple of r × c. Each machine must have at least one position or unit of every layer.
 
     Allowed layers are LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without
     padding, Flatten, Dense after Flatten, and element-wise activations. Each machine of a replica
@@ -435,7 +435,7 @@ class SpatialParallel(IntraLayer):
         return rows_and_columns(value)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         super().check(experiment)
         validate_grid(
             self.grid_of(experiment.workers), experiment.workers, experiment.grid_layers or ()

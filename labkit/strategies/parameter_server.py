@@ -44,11 +44,11 @@ class ParameterServer(Servers):
 
     Args:
         servers: The number of servers that hold the weights.
-        synchronous: True: an update waits for all workers, except backup workers. False: a server
-            applies each gradient as soon as it arrives.
+        synchronous: Whether an update waits for all workers except backup workers. If `synchronous`
+            is False, a server applies each gradient as soon as it arrives.
         colocated: Whether servers run on the ranks of the first workers and share their links. If
             `colocated` is False, the ranks of servers follow those of workers.
-        placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
+        placement: How tensors are assigned to servers. "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
@@ -56,13 +56,12 @@ class ParameterServer(Servers):
             receiver reads them at the offset that the sender announces. On the virtual clock, the
             simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
-            rate. None: the experiment's optimizer.
+            rate. If `optimizer` is None, the servers use the experiment's optimizer.
         backup_workers: The number c of gradients per step for which a synchronous update does not
             wait.
-        compressor: The compressor for both directions: for gradients, and for weights as
-            differences from the worker's current weights. The value is an object of a class in
-            `labkit.compression.COMPRESSORS`, the compressor's name, or None (default) for no
-            compression.
+        compressor: The compressor of gradients, and of weights as differences from the worker's
+            current weights. The value is an object of a class in `labkit.compression.COMPRESSORS`,
+            the compressor's name, or None (default) for no compression.
         stages: The number of pipeline stages into which the model of each worker is cut; default:
             1. Exactly one tensor passes between two neighbouring stages. The cuts are chosen so
             that the largest stage has as few parameters as possible. Each stage pushes the
@@ -88,7 +87,7 @@ class ParameterServer(Servers):
     backup_workers: NonNegativeInt = 0
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is synchronous if an update waits for all workers."""
+        """Return the place in the taxonomy, synchronous if an update waits for all workers."""
         waits = "synchronous" if self.synchronous else "asynchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
@@ -103,11 +102,11 @@ class ParameterServer(Servers):
         return not self.synchronous
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return how many workers may fail: the backup workers; if asynchronous, all but one."""
+        """Return how many workers may fail: `backup_workers`; if asynchronous, all but one."""
         return self.backup_workers if self.synchronous else super().tolerated_failures(workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         super().check(experiment)
         if self.backup_workers and not self.synchronous:
             raise InvalidInput(

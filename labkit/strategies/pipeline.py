@@ -28,11 +28,11 @@ class Pipeline(Staged):
     r"""Each rank holds stages (contiguous layers), through which the micro-batches of a batch pass.
 
     The gradient is \(g = \sum_i \frac{b_i}{B} g_i\), where micro-batch i has \(b_i\) of the batch's
-    B rows and the mean gradient \(g_i\). With all schedules except "pipedream", the gradient g
-    equals that of the whole batch; "pipedream" updates the weights after each micro-batch. Several
-    pipelines (replicas) can divide a batch, and then average the gradients of each stage. The
-    layers of a stage may be divided into slices over several ranks, as in `TensorParallel`. The
-    number of workers is replicas × stages × slices; the slices of a stage are on consecutive ranks.
+    B rows and the mean gradient \(g_i\). The gradient g equals the gradient of the whole batch,
+    except with "pipedream", which updates the weights after each micro-batch. Several pipelines
+    (replicas) can divide a batch, and then average the gradients of each stage. The layers of a
+    stage may be divided into slices over several ranks, as in `TensorParallel`. The number of
+    workers is replicas × stages × slices; the slices of a stage are on consecutive ranks.
 
     Args:
         schedule: The order of forward and backward passes. "layerwise": one batch passes all
@@ -48,8 +48,8 @@ class Pipeline(Staged):
             `microbatches` is the number of ranges of time steps, whose lengths differ by at most
             one.
         stages: The number of ranks in one pipeline; the ranks that share a sliced stage count as
-            one. None: as many as the number of workers allows. The number of workers is a multiple
-            of stages × tensor_parallel_size.
+            one. If `stages` is None, the pipeline has as many ranks as the number of workers
+            allows. The number of workers is a multiple of stages × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each stage, see `TensorParallel`.
             The output scores of the last layer are gathered on all ranks that share the last stage.
             If no layer of a stage can be sliced, each rank of the stage computes the whole stage.
@@ -58,8 +58,9 @@ class Pipeline(Staged):
             "interleaved".
         partition: The rule by which the model is cut into stages. "parameters": the largest stage
             has as few parameters as possible. "time": the slowest stage takes as little time as
-            possible; rank 0 measures the time of each undivided block. A tuple: the number of
-            blocks in each stage; if the sum equals the number of layers, each layer is a block.
+            possible; rank 0 measures the time of each undivided block. A tuple gives the number of
+            blocks in each stage. If the numbers add up to the number of layers, each layer is a
+            block.
         recompute: Whether ranks store only the inputs of stages and repeat the forward pass before
             the backward pass.
 
@@ -68,13 +69,14 @@ class Pipeline(Staged):
     the rank's own stages. If callbacks set weights, the next step uses them; the callbacks must set
     them on all ranks.
 
-    A model need not be a chain of layers: each tensor, mask and gradient goes directly from the
+    A model need not be a chain of layers. Each tensor, mask and gradient goes directly from the
     stage that produces it to the stages that read it. All ranks read the inputs, and the last stage
-    collects the outputs. Cuts are made where a single tensor passes. If a single tensor passes at
-    too few places of the model, cuts are made after any layer. If several calls of layers share
-    weights, these calls belong to one stage. Masked, weighted and summed losses have the same
-    gradient as in one process. The gradient of a masked, weighted or summed loss is \(g = \sum_i
-    \frac{D_i}{D} g_i\). Keras divides the loss of micro-batch i by \(D_i\), and \(D = \sum_i D_i\).
+    collects the outputs. The model is cut at places where only a single tensor passes. If a single
+    tensor passes at too few places of the model, cuts are made after any layer. If several calls of
+    layers share weights, these calls belong to one stage. Masked, weighted and summed losses have
+    the same gradient as in one process. The gradient of a masked, weighted or summed loss is \(g =
+    \sum_i \frac{D_i}{D} g_i\). Keras divides the loss of micro-batch i by \(D_i\), and \(D = \sum_i
+    D_i\).
 
     Batch normalisation uses the statistics of one micro-batch at a time. Dropout draws different
     random numbers than in one process; all slices of a stage draw the same numbers.
@@ -83,7 +85,7 @@ class Pipeline(Staged):
     second stage processes the first range. Each stage passes its recurrent state from one time
     range to the next. In the backward pass, each stage passes the gradient of its recurrent state
     back to the previous time range. A wavefront computes back-propagation through all time steps,
-    without truncation. With T time steps, of which range i has \(t_i\), the loss is \(L = \sum_i
+    without truncation. If range i has \(t_i\) of the T time steps, the loss is \(L = \sum_i
     \frac{t_i}{T} L_i\). Layers after a recurrent layer with return_sequences=False process only the
     last range. Allowed layers are LSTM, GRU and SimpleRNN without dropout, and layers that process
     each time step separately. The allowed layers form a chain, or have skip connections inside a
@@ -119,7 +121,7 @@ class Pipeline(Staged):
         return one_of("schedule", value, PIPELINE)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         self.check_stages(experiment)
         batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
         replicas = self.replicas(experiment.workers)
@@ -136,7 +138,7 @@ class Pipeline(Staged):
         elif self.microbatches > rows:
             allowed = f"give at most {rows}, or " if rows else "give "
             raise InvalidInput(
-                f"microbatches={self.microbatches} exceeds the {rows} rows per replica, of which a "
+                f"microbatches={self.microbatches} exceeds the {rows} rows per replica, but each "
                 f"micro-batch needs at least one; {allowed}"
                 f"batch_size={self.microbatches * replicas} or more"
             )
@@ -157,12 +159,12 @@ class Pipeline(Staged):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether some schedule has the cell's synchronization and scheduling."""
+        """Return whether any schedule has the synchronization and scheduling of `cell`."""
         kinds = {(schedule.synchronization, schedule.scheduling) for schedule in PIPELINE.values()}
         return (cell.synchronization, cell.scheduling) in kinds
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; its synchronization and scheduling depend on the schedule."""
+        """Return the place in the taxonomy, which depends on the schedule."""
         schedule = PIPELINE[self.schedule]
         places = {"synchronization": schedule.synchronization, "scheduling": schedule.scheduling}
         return super().cell(workers)._replace(**places)
@@ -262,7 +264,7 @@ class Pipeline(Staged):
         cut.finish(session, optimizer, expected)
 
     def _validator(self, session: Session, cut: PipelineRank) -> Predictor | None:
-        """Return the predictor for validation; None: validation uses the whole model."""
+        """Return the predictor for validation, or None if validation uses the whole model."""
         if not self._recurrent:
             return cut.predictor()
         # The model leaves the number of time steps open; only the data define it.
@@ -301,9 +303,9 @@ class Layerwise(Pipeline):
 class DelayedGradients(Staged):
     r"""Training without backward locking: no module waits for the backward pass of the next module.
 
-    In iteration t, module k of K receives the error gradient from module k + 1, which computed it
-    in iteration t - 1 for the batch of iteration \(j = t - K + k\). Module k then updates its
-    weights by the following rule:
+    In iteration t, module k of K receives an error gradient from module k + 1. Module k + 1
+    computed the gradient in iteration t - 1 for the batch of iteration \(j = t - K + k\). Module k
+    then updates its weights by the following rule:
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
@@ -315,23 +317,22 @@ class DelayedGradients(Staged):
     Args:
         modules: The number K of modules of a replica; each module is on one rank, or is divided
             over several ranks.
-            None: as many modules as the number of workers allows. The number of workers is a
-                multiple of modules × tensor_parallel_size.
+            If `modules` is None, the replica has as many modules as the number of workers allows.
+                The number of workers is a multiple of modules × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
         partition: How the layers are divided into modules. "parameters": the largest module has as
             few parameters as possible. "time": the slowest module takes as little time as possible;
-            rank 0 measures the time of each undivided block. A tuple: the number of blocks of each
-            module.
+            rank 0 measures the time of each undivided block. A tuple gives the number of blocks in
+            each module.
 
-    Memory use, and the weights that callbacks see, are the same as in `Pipeline`; the docstring of
-    `Pipeline` describes them.
+    Memory use and the weights that callbacks see are as in `Pipeline`.
 
     If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
     arXiv 1804.10574. Differs from it: a module takes no optimizer step before its first error
-    gradient arrives. The paper instead takes steps with a zero gradient, by which SGD does not
-    change the weights. Gradients that are still on their way after the last iteration are not
+    gradient arrives. The paper instead takes steps with a zero gradient, and such steps of SGD do
+    not change the weights. Gradients that are still on their way after the last iteration are not
     applied.
     """
 
@@ -346,7 +347,7 @@ class DelayedGradients(Staged):
     modules: PositiveInt | None = Field(None, kw_only=False)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        """Raise InvalidInput for conflicting options, before any rank starts."""
         self.check_stages(experiment)
 
     def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
@@ -354,7 +355,7 @@ class DelayedGradients(Staged):
         return delayed(ranks, iterations)
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a training step from the schedule, while all modules are busy."""
+        """Forecast a training step in the steady state, in which all modules are busy."""
         return of_stages(query, self, goes_on=True)
 
     def train(self, session: Session) -> None:

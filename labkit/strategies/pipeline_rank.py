@@ -30,9 +30,9 @@ class PipelineRank:
     """The pipeline stages that one rank trains, with their communicators and records.
 
     Attributes:
-        lane: The communicator of the ranks that have the same slice number in all stages of the
-            replica, in the order of stages.
-        stages: For each stage of this rank, by stage number, the object that trains it.
+        lane: The communicator of the ranks with the same slice number in all stages of the replica,
+            ordered by stage.
+        stages: Mapping from each stage number of this rank to the object that trains the stage.
         sliced: Those stages of this rank whose layers are divided into slices.
         parts: The models of all stages, before they are divided into slices.
         edges: The index of the first block of each stage, then the number of all blocks.
@@ -189,7 +189,7 @@ def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
 def local_stages(
     models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
-    """Return this rank's models by stage number, and a list of those models that are sliced.
+    """Return a mapping from stage numbers to this rank's models, and a list of its sliced models.
 
     If no layer of a stage can be sliced, every rank of the stage's group computes the whole stage.
 
@@ -197,7 +197,7 @@ def local_stages(
         models: The models of all stages.
         lane: The communicator of the ranks of all stages, in order.
         group: The communicator of the ranks that share the slices of the same stages as this rank.
-            None: stages are not sliced.
+            If `group` is None, stages are not sliced.
     """
     from labkit.model_parallel.tensor import Sliced
 
@@ -220,7 +220,7 @@ def stage_predictor(
     Args:
         lane: The communicator of the ranks of all stages, in order.
         parts: The models of all stages, before they are divided into slices.
-        local_models: The models that this rank computes, by stage number.
+        local_models: Mapping from stage numbers to the models that this rank computes.
         sliced: Those models of this rank whose layers are divided into slices.
     """
     from labkit.model_parallel.stages import Inference, StageMessages

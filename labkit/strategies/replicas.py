@@ -20,7 +20,7 @@ from labkit.strategies.validation import one_of, refuse_keras_step_options
 class Replicas(Strategy):
     """Each worker has its own weights and optimizer; subclasses define what workers exchange.
 
-    The result of training, which is also evaluated, is the mean over all workers. The mean is
+    The mean over all workers is the result of training, and the result is evaluated. The mean is
     computed for weights and for moving statistics of layers. All workers have the same number of
     steps.
     """
@@ -30,7 +30,7 @@ class Replicas(Strategy):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_runs(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Remove fields in records of earlier versions that this strategy no longer has."""
+        """Remove fields that occur only in records of earlier versions of the strategy."""
         unused = {"compressor": None, "algorithm": "auto"}.items()
         known = cls.model_fields
         return {name: v for name, v in values.items() if name in known or (name, v) not in unused}
@@ -73,7 +73,7 @@ class Replicas(Strategy):
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that need a common model."""
+        """Raise InvalidInput for options that need a common model, before any rank starts."""
         refuse_keras_step_options(experiment)
         if experiment.input_mode == "scatter":
             raise InvalidInput(
@@ -93,7 +93,7 @@ class Replicas(Strategy):
         return self.cell(experiment.workers).synchronization in ("synchronous", "periodic")
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers for a forecast; None if all workers are simulated."""
+        """Return a sample of workers for a forecast, or None if it simulates all workers."""
         needs_sample = self.central and workers > PLAYED
         return Crowd(self, PLAYED, workers / PLAYED) if needs_sample else None
 
@@ -118,8 +118,8 @@ class SynchronousReplicas(Replicas):
     """The base class of strategies whose replicas exchange values by an allreduce.
 
     Args:
-        algorithm: The allreduce algorithm, a name of `labkit.schedules.ALLREDUCE`; "auto": the
-            ring.
+        algorithm: The allreduce algorithm, a name in `labkit.schedules.ALLREDUCE` or "auto", which
+            selects the ring.
     """
 
     algorithm: str = "auto"
@@ -130,7 +130,7 @@ class SynchronousReplicas(Replicas):
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers, large enough to include stragglers; None: simulate all."""
+        """Return a sample of workers with stragglers, or None if all workers are simulated."""
         central = super().crowd(workers)
         return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 

@@ -58,7 +58,7 @@ class Servers(Strategy):
         servers: The number of servers that store the weights.
         colocated: Whether servers run on the ranks of the first workers and share their links.
             If `colocated` is False, the ranks of servers follow those of workers.
-        placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
+        placement: How tensors are assigned to servers. "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
@@ -66,10 +66,10 @@ class Servers(Strategy):
             receiver reads them at the offset that the sender announces. On the virtual clock, the
             simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
-            rate. None: the experiment's optimizer.
-        compressor: The compressor for both directions: one of `labkit.compression.COMPRESSORS`, its
-            name, or None. The compressor is used for gradients, and for weights as differences from
-            the worker's current weights (`programs.CodecChannel`).
+            rate. If `optimizer` is None, the servers use the experiment's optimizer.
+        compressor: The compressor for both directions, its name in
+            `labkit.compression.COMPRESSORS`, or None. The compressor is used for gradients, and for
+            weights as differences from the worker's current weights (`programs.CodecChannel`).
         stages: The number of pipeline stages into which the model of each worker is cut; one tensor
             passes between neighbouring stages. The cuts are chosen so that the largest stage has as
             few parameters as possible. Each stage pushes the gradients and fetches the weights of
@@ -100,11 +100,11 @@ class Servers(Strategy):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return False for a cell that combines divided models of workers with compression."""
+        """Return whether a place in the taxonomy has undivided models or no compression."""
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is hybrid if the model of a worker is divided."""
+        """Return the place in the taxonomy, hybrid if the model of a worker is divided."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
@@ -132,7 +132,7 @@ class Servers(Strategy):
         return ()
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of ranks for servers and for workers' further stages or machines."""
+        """Return the number of ranks beyond one per worker (servers, stages or machines)."""
         return (0 if self.colocated else self.servers) + workers * self._extra_members
 
     def places(self, worker: int, workers: int) -> list[int]:
@@ -153,7 +153,7 @@ class Servers(Strategy):
         return workers - 1
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         workers, options = experiment.workers, experiment.optimizer_options
         refuse_keras_step_options(experiment)
         if experiment.optimizer_options and self.optimizer is not None:
@@ -261,7 +261,7 @@ class Servers(Strategy):
         return of_program(query, self, self.cycle, self._crowd(query))
 
     def _crowd(self, query: Query) -> Crowd | None:
-        """Return a sample of workers with the same load per server; None if workers are few.
+        """Return a sample of workers with the same load per server, or None for few workers.
 
         If servers are colocated, the sample has about the same ratio of servers to workers as the
         experiment. In the simulation, every server has the load of the server with the most
@@ -288,7 +288,7 @@ class Servers(Strategy):
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the ranks of workers, servers, and workers' further stages or machines."""
+        """Return the ranks of workers, servers, and workers' additional stages or machines."""
         first = 0 if self.colocated else workers
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
@@ -306,7 +306,7 @@ class Servers(Strategy):
     def worker_state(
         self, roles: Roles, number: int
     ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
-        """Return a worker's weights and, per server, their version and the codec channel."""
+        """Return a worker's weights, and the version and codec channel of each server."""
         channels = {
             server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
         }
@@ -323,7 +323,7 @@ class Servers(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define serve")
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
-        """In a loop: compute a gradient, push it, and wait for new weights from all servers."""
+        """Compute a gradient, push it, and wait for new weights from all servers, in a loop."""
         ends = False
         weights, versions, channels = mark or self.worker_state(roles, number)
         while not ends:
@@ -409,7 +409,7 @@ def aggregate(
 
 
 def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
-    """Return the mean of gradients, weighted by `shares`; they are added in the given order."""
+    """Return the mean of gradients with the weights `shares`; add them in the given order."""
     values = [push.values for push in pushes if push.values is not None]
     if len(values) == 1:
         return values[0]

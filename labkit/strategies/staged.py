@@ -52,7 +52,7 @@ class Staged(Strategy):
     """
 
     resumable: ClassVar[bool] = True
-    # Name of the field that sets the number of ranks in a lane.
+    # Name of the field for the number of ranks in a lane, which has one slice of each stage.
     stages_field: ClassVar[str] = "stages"
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
@@ -73,15 +73,15 @@ class Staged(Strategy):
         return value
 
     def ranks(self, workers: int) -> int:
-        """Return the number of ranks in a lane: the user's value, or by default the maximum."""
+        """Return the number of pipeline ranks per slice, by default the maximum."""
         return getattr(self, self.stages_field) or workers // self.tensor_parallel_size
 
     def depth(self, workers: int) -> int:
-        """Return the number of stages of one replica; default: one per rank."""
+        """Return the number of stages of one replica, by default one per rank."""
         return self.ranks(workers)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is hybrid with several replicas or slices."""
+        """Return the place in the taxonomy, hybrid with several replicas or slices."""
         cell = super().cell(workers)
         hybrid = self.tensor_parallel_size > 1 or self.replicas(workers) > 1
         return cell._replace(parallelism="hybrid") if hybrid else cell
@@ -92,7 +92,7 @@ class Staged(Strategy):
 
     @property
     def parts(self) -> int:
-        """The number of parts of a replica's batch, each with its own loss; default: 1."""
+        """The number of parts of a replica's batch that have separate losses; default: 1."""
         return 1
 
     def replicas(self, workers: int) -> int:
@@ -104,12 +104,12 @@ class Staged(Strategy):
         return -(-batch_size // self.replicas(workers))
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks that divide batches: the same stage and slice in all replicas."""
+        """Return the ranks that divide batches; they have the same stage and slice number."""
         ranks = self.ranks(communicator.size) * self.tensor_parallel_size
         return communicator.split(communicator.rank % ranks)
 
     def colours(self, rank: int, workers: int) -> tuple[int, int]:
-        """Return the number of the lane and the number of the group of a rank."""
+        """Return the numbers of a rank's lane (one slice, all stages) and group (one stage)."""
         replica = rank // (self.ranks(workers) * self.tensor_parallel_size)
         return (
             replica * self.tensor_parallel_size + rank % self.tensor_parallel_size,
@@ -211,7 +211,7 @@ class Staged(Strategy):
         return balance_parameters([part.count_params() for part in parts], self.depth(workers))
 
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
-        """Return the blocks of a model: layers between places where only one tensor passes.
+        """Return the blocks of a model; two blocks meet where only one tensor passes.
 
         If one tensor passes at too few places, or if the field `partition` counts layers, each
         layer is a block.
@@ -235,7 +235,7 @@ class Staged(Strategy):
         return blocks
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
-        """Return a predictor, which sends several micro-batches through the stages as a pipeline.
+        """Return a predictor that sends several micro-batches through the stages as a pipeline.
 
         The predictor does not measure block times, so with partition="time" the cuts balance the
         numbers of parameters.
@@ -258,7 +258,7 @@ class Staged(Strategy):
         return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor and its variables: those of this rank's stages, or all variables."""
+        """Return the predictor and the variables of this rank's stages, or all if sliced."""
         from labkit.model_parallel.stages import INPUTS
 
         if self.tensor_parallel_size > 1:

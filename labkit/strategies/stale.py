@@ -31,26 +31,27 @@ from labkit.strategies.taxonomy import Cell
 
 
 class Stale(Servers):
-    r"""A base class of asynchronous servers, which may correct gradients that are τ updates old.
+    r"""A base class of asynchronous servers that can correct gradients that are τ updates old.
 
     Args:
         staleness_correction: How stale gradients are corrected, or None. "per_gradient": the
             learning rate of a gradient is \(\alpha / \max(1, \tau)\). "mean": the learning rate is
             \(\alpha / \bar\tau\). The mean staleness \(\bar\tau\) of gradients does not depend on
-            the speeds of machines. "momentum": stale gradients already act like momentum. For
-            "momentum", the optimizer's momentum μ is reduced to \(\mu'\), where \(\mu'/(1-\mu') =
-            \max(0, \mu/(1-\mu) - \bar\tau)\). For "momentum", the learning rate is multiplied by
-            \((1-\mu')/(1-\mu)\). "delay_compensated": the gradient g becomes \(g + \lambda\, g
-            \odot g \odot (w - w_{then})\), where \(w_{then}\) are the weights at which g was
-            computed. The term that "delay_compensated" adds is a first-order Taylor term, in which
-            the diagonal of the gradients' outer product replaces the Hessian.
+            the speeds of machines. "momentum" reduces the optimizer's momentum, because stale
+            gradients already act like momentum. For "momentum", the optimizer's momentum μ is
+            reduced to \(\mu'\), where \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\). For
+            "momentum", the learning rate is multiplied by \((1-\mu')/(1-\mu)\).
+            "delay_compensated": the gradient g becomes \(g + \lambda\, g \odot g \odot (w -
+            w_{then})\), where \(w_{then}\) are the weights at which g was computed. The term that
+            "delay_compensated" adds is a first-order Taylor term, in which the diagonal of the
+            gradients' outer product replaces the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950 (learning rates). S.
     Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210 (learning rates). I.
     Mitliagkas et al., 2016, arXiv 1605.09774 (asynchrony begets momentum). The formula for
-    "momentum" is labkit's own; it preserves the mean age of the gradients in a step, and the step
-    size. S. Zheng et al., Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a
+    "momentum" is labkit's own; it preserves the step size and the mean age of the gradients in a
+    step. S. Zheng et al., Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a
     constant λ.
     """
 
@@ -64,7 +65,7 @@ class Stale(Servers):
         raise NotImplementedError(f"{type(self).__name__} must define staleness_of")
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         super().check(experiment)
         optimizer = self.optimizer_of(experiment)
         if self.staleness_correction == "momentum" and not (
@@ -95,7 +96,7 @@ class Stale(Servers):
         return age / (1 + age)
 
     def rate(self, staleness: int, workers: int) -> float:
-        """Return the learning rate's factor for a gradient that is `staleness` updates old."""
+        """Return the learning-rate factor for a gradient that is `staleness` updates old."""
         if self.staleness_correction == "per_gradient":
             return 1.0 / max(1, staleness)
         if self.staleness_correction == "mean":
@@ -148,8 +149,8 @@ class StaleSynchronous(Stale):
     contain all updates from clocks before c - s, and perhaps later updates. A gradient is applied
     as soon as it arrives, at the learning rate \(\alpha / n\), where n is the number of workers. If
     a staleness correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no
-    worker can be ahead of another. Training with s = 0 is synchronous: the mean of all gradients of
-    a clock is one update.
+    worker can be ahead of another. Training with s = 0 is synchronous; each update is the mean of
+    all gradients of one clock.
 
     Args:
         staleness: The bound s, as a number of clocks.
@@ -157,8 +158,8 @@ class StaleSynchronous(Stale):
     The other fields are those of the base class `Stale`.
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
-    server, NIPS 2013. Differs from it: servers delay their replies to fast workers, whereas in the
-    paper, fast workers wait for fresh values in their cache. Updates may use any optimizer.
+    server, NIPS 2013. Differs from it: labkit's servers delay their replies to fast workers; the
+    paper's fast workers wait for fresh values in their cache. Updates may use any optimizer.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
@@ -167,7 +168,7 @@ class StaleSynchronous(Stale):
     staleness: NonNegativeInt = Field(1, kw_only=False)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is synchronous if s = 0."""
+        """Return the strategy's place in the taxonomy, synchronous if s = 0."""
         cell = super().cell(workers)
         return cell if self.staleness else cell._replace(synchronization="synchronous")
 
@@ -191,7 +192,7 @@ class StaleSynchronous(Stale):
         return 1.0 / workers
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         super().check(experiment)
         if self.staleness == 0 and self.staleness_correction is not None:
             raise InvalidInput(
@@ -265,7 +266,7 @@ class StaleSynchronous(Stale):
 
 
 def _has_reached(clock: int, clocks: Mapping[int, int], failed: Container[int]) -> bool:
-    """Return whether enough gradients arrived to show that no running worker is below the clock."""
+    """Return whether the number of gradients shows that no running worker is below the clock."""
     goal = sum(min(count, clock) if worker in failed else clock for worker, count in clocks.items())
     return sum(clocks.values()) >= goal
 
@@ -301,7 +302,7 @@ class SoftSync(Stale):
         return workers // self.n
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
+        """Raise InvalidInput for options that servers do not support, before any rank starts."""
         super().check(experiment)
         if self.n > experiment.workers:
             raise InvalidInput(

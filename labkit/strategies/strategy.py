@@ -52,8 +52,8 @@ Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
 # A step function trains on a batch (x, y, sample weight or None). A step function returns the loss,
 # or None on ranks that do not know the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# A watcher is called with the number of a bucket, its layers and its compression statistics: see
-# `labkit.exchange.Exchange`.
+# A watcher is called with a bucket's number, layers and compression statistics (see
+# `labkit.exchange.Exchange`).
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
 
@@ -61,7 +61,7 @@ class Serving(NamedTuple):
     """A predictor that all ranks of a replica run together, and the variables that it needs.
 
     Attributes:
-        predict: The function that maps micro-batches to predictions: see `Predictor`.
+        predict: The function that maps micro-batches to predictions (a `Predictor`).
         reads: Whether this rank needs the values of the input rows; if not, it needs only their
             number and shape.
         variables: The variables that predictions on this rank need. The rank may free all variables
@@ -91,7 +91,7 @@ class TrainingState:
         variables: The variables of the model part on this rank.
         optimizers: Pairs of an optimizer and the variables that it updates.
         pairs: Those variables on this rank that are slices of variables of the whole model.
-        remembers: The objects whose state is not in variables (`Stateful`), by name.
+        remembers: Mapping from names to objects whose state is not in variables (`Stateful`).
         settle: Function to call before a checkpoint is written; it completes all pending updates
             and messages.
         release: Function to call after the weights of the whole model have been loaded. The
@@ -115,11 +115,11 @@ class ExperimentSpec(Protocol):
 
     @property
     def network(self) -> str | Network | None:
-        """The network to emulate; None: no emulation."""
+        """The network to emulate, or None for no emulation."""
 
     @property
     def slowdowns(self) -> Mapping[int, Slowdown]:
-        """For each straggler, its slowdown, as defined by the network and by `stragglers`."""
+        """The slowdown of each straggler, as defined by the network and by `stragglers`."""
 
     @property
     def blocks(self) -> int | None:
@@ -135,11 +135,11 @@ class ExperimentSpec(Protocol):
 
     @property
     def rows(self) -> int | None:
-        """The number of rows in the training data; None: unknown before ranks start."""
+        """The number of rows in the training data; None if unknown before ranks start."""
 
     @property
     def epoch_steps(self) -> int | None:
-        """The number of steps in an epoch; None: unknown before ranks start."""
+        """The number of steps in an epoch; None if unknown before ranks start."""
 
     @property
     def time_steps(self) -> int | None:
@@ -151,7 +151,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def batch_weights(self) -> Sequence[float] | None:
-        """The relative row count of each worker (`batch_weights`); None: all counts are equal."""
+        """The relative row count of each worker (`batch_weights`), or None for equal counts."""
 
     @property
     def input_mode(self) -> str:
@@ -187,7 +187,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def callbacks(self) -> Callable[..., Sequence[keras.callbacks.Callback]] | None:
-        """Function that creates the user's callbacks, which may read and set weights; or None."""
+        """Function that creates the user's callbacks, or None; callbacks may change weights."""
 
 
 class Session(Protocol):
@@ -201,9 +201,9 @@ class Session(Protocol):
         layers: For strategies that divide layers, one `LayerRow` per layer for the run's record.
         partition: How the model was cut into stages, for the run's record.
         memory: The memory use of this rank for the run's record, if the strategy cuts the model.
-        exchanged: The traffic between processes of another framework, for the run's record. None:
-            the strategy uses no other framework.
-        guard: The object that checks gradients before the exchange; None: no check.
+        exchanged: The traffic between processes of another framework, for the run's record. If
+            `exchanged` is None, the strategy uses no other framework.
+        guard: The object that checks gradients before the exchange, or None for no check.
     """
 
     communicator: Communicator
@@ -259,7 +259,7 @@ class Session(Protocol):
         Args:
             callbacks: The Keras callbacks that the strategy needs.
             exchange: The gradient exchange, which the surviving ranks reset after a rank fails.
-                None: a failure ends training.
+                If `exchange` is None, a rank failure ends training.
         """
 
     def part(self, colour: int) -> Communicator:
@@ -274,7 +274,7 @@ class Session(Protocol):
             step: Function that trains on one batch.
             collect: Function that copies the weights of the whole model to every rank.
             predict: Predictor for validation, which does not need the weights of the whole model.
-                None: each rank validates with the whole model.
+                If `predict` is None, each rank validates with the whole model.
         """
 
 
@@ -292,16 +292,16 @@ class ProgramStrategy(Protocol):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The number of stages, or the grid, into which each worker's model is cut; 1: uncut."""
+        """The number of stages or the grid that cuts each worker's model; 1 means no cut."""
 
     def copies(self, workers: int) -> Sequence[int]:
         """Return the processes whose weights are averaged into the final model; can be empty."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
-        """Return each server's part of weights of the given shapes; empty without a server."""
+        """Return each server's part of weights with the given shapes; empty without servers."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """Return the ranks of workers, servers, and workers' further stages or machines."""
+        """Return the ranks of workers, servers, and workers' additional stages or machines."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Return the program of one process, from its start or from the restart point `mark`."""
@@ -311,7 +311,7 @@ class Strategy(Checked):
     """The base class of strategies; the fields of its subclasses are the options of the user.
 
     Attributes:
-        architecture: Between whom values are exchanged: collective, with parameter servers, or with
+        architecture: How ranks exchange values: collectively, through parameter servers, or with
             neighbours.
         synchronization: How workers wait for each other, which limits the staleness of gradients.
         parallelism: What is divided among ranks: the data, or the model.
@@ -320,8 +320,8 @@ class Strategy(Checked):
             the full citation.
         normalizes_globally: Whether synchronized batch normalization uses statistics over all
             replicas.
-        emulated: Whether labkit emulates the network between the ranks; False: the strategy brings
-            its own network.
+        emulated: Whether labkit emulates the network between the ranks. If False, the strategy
+            brings its own network.
         resumable: Whether a strategy that does not run as programs can resume training from a
             checkpoint. A resumable strategy calls `Session.keeps`.
         no_forecast_reason: Why the strategy has no forecast, as a phrase that follows the name of
@@ -366,12 +366,12 @@ class Strategy(Checked):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether the strategy supports this cell, a combination of one name per axis."""
+        """Return whether the strategy supports a cell, which combines one name per axis."""
         return True
 
     @classmethod
     def cells(cls) -> list[Cell]:
-        """Return all supported taxonomy cells; the first is the cell of the default fields."""
+        """Return all places in the taxonomy that fit; the first belongs to the default fields."""
         places = (
             *(cls.architecture, cls.synchronization, cls.parallelism),
             *(cls.compression(), cls.scheduling),
@@ -379,7 +379,7 @@ class Strategy(Checked):
         return [cell for cell in map(Cell._make, product(*places)) if cls.supports(cell)]
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's taxonomy cell, for its fields and the given number of workers."""
+        """Return the strategy's place in the taxonomy for its fields and a number of workers."""
         compressor: Compressor | None = getattr(self, "compressor", None)
         return Cell(
             self.architecture[0],
@@ -391,7 +391,7 @@ class Strategy(Checked):
 
     @property
     def exact(self) -> bool:
-        """Whether the result equals training on one process on the global batch, up to rounding."""
+        """Whether the result equals one-process training on the global batch, up to rounding."""
         return False
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
@@ -400,7 +400,7 @@ class Strategy(Checked):
 
     @property
     def lossy(self) -> Compressor | None:
-        """The compressor, whose conservation law is verified; None: no compression."""
+        """The compressor whose conservation law is verified, or None without compression."""
         return None
 
     @property
@@ -436,7 +436,7 @@ class Strategy(Checked):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The number of stages, or the grid, into which each worker's model is cut; 1: uncut."""
+        """The number of stages or the grid that cuts each worker's model; 1 means no cut."""
         return 1
 
     def extra_ranks(self, workers: int) -> int:
@@ -462,15 +462,15 @@ class Strategy(Checked):
 
     @property
     def stats_interval(self) -> int:
-        """The number of steps between compression statistics; 0: no statistics."""
+        """The number of steps between compression statistics, or 0 for no statistics."""
         return 0
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the maximum number of rows that a rank processes at a time; 0: unknown."""
+        """Return the maximum number of rows that a rank processes at a time, or 0 if unknown."""
         return 0
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for an experiment that is not supported."""
+        """Raise InvalidInput for an unsupported experiment, before any rank starts."""
 
     def readers(self, communicator: Communicator) -> Communicator:
         """Return the ranks that divide each batch; all ranks of one replica read the same rows."""
@@ -494,8 +494,8 @@ class Strategy(Checked):
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
         """Return the predictor for inference, and the variables that it needs on this rank.
 
-        By default, the predictor needs all variables of the model. The arguments and the result
-        None mean the same as in `predictor`.
+        By default, the predictor needs all variables of the model. The arguments, and a result of
+        None, have the same meaning as in `predictor`.
         """
         predict = self.predictor(model, replica)
         return None if predict is None else Serving(predict, True, model.variables)

@@ -35,10 +35,10 @@ class TFKind(NamedTuple):
     """The labkit strategy and properties that correspond to a TensorFlow strategy.
 
     Attributes:
-        architecture, synchronization: The names of the TensorFlow strategy on these two taxonomy
-            axes.
+        architecture, synchronization: The strategy's names on the taxonomy axes `architecture` and
+            `synchronization`.
         algorithm: The algorithm by which TensorFlow exchanges gradients when all devices are CPUs.
-        ours: The labkit strategy that computes the same: its name and its fields.
+        ours: Name and fields of the labkit strategy that computes the same result.
         legacy: Whether `fit` of Keras 3 does not work with the TensorFlow strategy, so that a
             custom loop trains.
     """
@@ -96,18 +96,19 @@ class TFDistribute(Strategy):
     gives the worker's step to another worker.
 
     Args:
-        kind: "mirrored": replicas on logical devices of one process, each with all weights.
+        kind: "mirrored" has replicas on logical devices of one process, each with all weights.
             "central_storage": like "mirrored", but the first device holds the weights.
             "multi_worker_mirrored": one process per worker, connected by TensorFlow's collectives
             (gRPC). "parameter_server": one process for each worker, one for each server, and one
             for the coordinator (chief).
-        cross_device_ops: How "mirrored" reduces gradients: "auto" (TensorFlow's choice),
-            "reduction_to_one_device", or "hierarchical_copy" (requires an even number of devices).
-        communication: How "multi_worker_mirrored" implements collectives: "ring", or "auto".
+        cross_device_ops: How "mirrored" reduces gradients, which is "auto" (TensorFlow's choice),
+            "reduction_to_one_device", or "hierarchical_copy" (for an even number of devices).
+        communication: How "multi_worker_mirrored" implements collectives, which is "ring" or
+            "auto".
         servers: The number of servers of "parameter_server"; variables go to the servers in turn.
         synchronous: Whether training is synchronous; the value must agree with `kind`. All
             TensorFlow strategies are synchronous except "parameter_server", which TensorFlow 2
-            offers only asynchronously. None: the value that `kind` requires.
+            offers only asynchronously. If `synchronous` is None, `kind` determines the value.
         colocated: Whether servers run in the processes of the first workers.
         trusted_network: Whether TensorFlow's processes may listen on every network interface of
             this machine, without encryption and without a key. If True, anyone on the network can
@@ -118,12 +119,12 @@ class TFDistribute(Strategy):
     link connects two network namespaces, which are created for the run (on Linux, as root). Without
     servers, each end of the link has one worker. With servers, the servers and the coordinator are
     at one end, and all workers at the other end. Messages have the latency of the operating system,
-    not that of the emulated network.
+    not the latency of the emulated network.
 
-    An update by TensorFlow's servers is not atomic: Adam's update consists of several operations,
-    and those of two workers may alternate. In one of a few short runs with Adam, the loss increased
-    suddenly; such alternating updates may be the reason. SGD is not affected, because its update is
-    one addition.
+    An update by TensorFlow's servers is not atomic. Adam's update consists of several operations,
+    so the operations of two workers may alternate. In one of a few short runs with Adam, the loss
+    increased suddenly, perhaps because operations of two updates alternated. SGD is not affected,
+    because its update is one addition.
 
     Training uses a custom loop, a `tf.function` of `strategy.run`, because `fit` of Keras 3 does
     not support "multi_worker_mirrored" and "parameter_server". Each run starts new processes,
@@ -178,19 +179,19 @@ class TFDistribute(Strategy):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether a value of `kind` has the cell's architecture and synchronization."""
+        """Return whether a value of `kind` has the architecture and synchronization of `cell`."""
         kinds = {(each.architecture, each.synchronization) for each in KINDS.values()}
         return (cell.architecture, cell.synchronization) in kinds
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; its architecture and synchronization depend on `kind`."""
+        """Return the place in the taxonomy; architecture and synchronization depend on `kind`."""
         kind = self.equivalent
         places = {"architecture": kind.architecture, "synchronization": kind.synchronization}
         return super().cell(workers)._replace(**places)
 
     @property
     def exact(self) -> bool:
-        """Whether updates are synchronous; they are then exact, because nothing is compressed."""
+        """Whether updates are synchronous, and therefore exact, because nothing is compressed."""
         return self.kind != "parameter_server"
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
@@ -198,7 +199,7 @@ class TFDistribute(Strategy):
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of extra ranks: 1 - workers if one rank stands for all workers."""
+        """Return the number of extra ranks, negative if one rank stands for all workers."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:
@@ -212,7 +213,7 @@ class TFDistribute(Strategy):
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that are not supported."""
+        """Raise InvalidInput for options that are not supported, before any rank starts."""
         self._check_fields()
         refuse_fit_options(experiment.optimizer_options)
         self._check_clipping(experiment.workers, experiment.optimizer_options)

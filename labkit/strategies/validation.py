@@ -30,7 +30,7 @@ WHOLE_VARIABLE_OPTIMIZERS = ("adafactor", "lamb", "lars", "muon")
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
-    """Return the value of a field; raise ValueError, as Pydantic expects, if it is not allowed."""
+    """Return the value of a field, or raise ValueError (for Pydantic) if it is not allowed."""
     refuse_unknown(field, [value], allowed)
     return value
 
@@ -84,8 +84,8 @@ def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int)
 
     Args:
         experiment: The experiment to check.
-        parts: The noun for what a rank stores, such as "the slices of a model", which the error
-            message shows.
+        parts: The noun for the parts that ranks store, such as "the slices of a model", for the
+            error message.
         replicas: The number of replicas among which a batch is divided.
     """
     if replicas == 1 and experiment.data_partition != IID:

@@ -33,7 +33,7 @@ Rows: TypeAlias = "np.ndarray"  # (rows, …)
 
 
 class InferenceServer(Protocol):
-    """An inference server; all ranks call its methods, but only rank 0 must pass values of rows.
+    """An inference server; all ranks call its methods, but only rank 0 must pass the actual rows.
 
     Attributes:
         weights_bytes: Total bytes of the weights on this rank.
@@ -57,9 +57,10 @@ def inference_server(
         communicator: Communicator of the ranks that compute predictions.
         model: Whole model, equal on all ranks. When the model is divided, each rank frees the
             weights that belong to other ranks.
-        strategy: Strategy that divides the model, see `Strategy.serving`. None: rank 0 computes
-            alone.
-        like: Predictions for any rows, whose shape and dtype are those of all predictions.
+        strategy: Strategy that divides the model, see `Strategy.serving`. If `strategy` is None,
+            rank 0 computes alone.
+        like: An example of predictions, which defines the dtype and the shape per row of all
+            predictions.
     """
     if strategy is None:
         return _SingleProcess(communicator, model)
@@ -104,7 +105,7 @@ class _Transfers:
         self._posted.append((self.communicator.post(data, rank), data))
 
     def rows(self, like: Rows) -> Rows:
-        """Receive rows from rank 0; they have the shape and dtype of `like`."""
+        """Receive rows with the shape and dtype of `like` from rank 0."""
         buffer = np.empty_like(like, order="C")
         self.communicator.recv(buffer, 0)
         return buffer
@@ -123,7 +124,7 @@ class _Transfers:
 
 
 class _Replicas:
-    """An inference server whose ranks each have the whole model and predict some of the rows."""
+    """An inference server; each rank has the whole model and predicts some of the rows."""
 
     def __init__(self, communicator: Communicator, model: keras.Model, like: Rows) -> None:
         self._size, self._call = communicator.size, forward(model)

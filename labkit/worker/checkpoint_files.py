@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
-LOOKS = 50  # polls between checks of the run's owner (a shared file)
+LOOKS = 50  # number of polls between two checks of the run's owner, which is in a shared file
 
 
 class StateCopy(NamedTuple):
@@ -58,7 +58,7 @@ class StateCopy(NamedTuple):
 
 
 class CheckpointWriter:
-    """A thread that writes one file per rank; on rank 0 it then publishes the files of all ranks.
+    """A thread that writes this rank's file; on rank 0, it then publishes the files of all ranks.
 
     Args:
         communicator: Communicator of the ranks that write checkpoint files.
@@ -155,8 +155,8 @@ def _sum(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.json"
 
 
-# For each prefix of a variable name, the description of state that is reset if the number of ranks
-# changes.
+# Mapping from prefixes of variable names to descriptions of the state that is reset if the number
+# of ranks changes.
 _RESET = {
     "weights": "random states",
     "remembers": "states of compressors and exchanges, except residuals",
@@ -172,15 +172,14 @@ class StateRestorer:
         session: Training session of this rank.
         state_to_resume: State that this rank needs in order to resume training.
         local_variables: Weights and optimizer variables of this rank.
-        recorder: Recorder, whose history rows are restored if `goes_on`.
+        recorder: Recorder of history rows. The rows are restored if `goes_on`.
         resume: Checkpoint that is restored.
         goes_on: Whether the run's record continues the record of the interrupted run.
 
     Attributes:
-        alone: Values of variables that differ between ranks, by name; they are assigned when
-            training begins.
-        numbers: Numeric attributes of each of the user's callbacks; they are assigned when training
-            begins.
+        alone: Mapping from names of variables that differ between ranks to their values, which are
+            assigned when training begins.
+        numbers: Numeric attributes of each user callback, which are assigned when training begins.
         dropped: Descriptions of state that cannot be restored and is therefore reset.
 
     Raises:
@@ -227,7 +226,7 @@ class StateRestorer:
             print("; ".join([f"resuming from step {resume.step}", *notes]))
 
     def _put(self, state: CheckpointState, local: LocalVariable) -> None:
-        # A run with several optimizers may resume a run with one optimizer, and the reverse.
+        # A run with several optimizers may resume a run with one optimizer, or vice versa.
         names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
             if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
@@ -295,7 +294,7 @@ class StateRestorer:
         self._session.progress.metrics = known
 
     def _divide(self, state: CheckpointState) -> None:
-        """Restore local state on another number of ranks, where only residuals can be restored.
+        """Restore local state on a different number of ranks; only residuals can be restored.
 
         Residuals are sent in later steps, where they become part of a mean over the ranks. If m
         ranks had the residuals \\(e_r\\) and n ranks resume, the new residuals must add up to
@@ -351,5 +350,5 @@ def _total(values: Sequence[np.ndarray], scale: float) -> np.ndarray:
 
 
 def _without_prefix(start: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return those arrays whose names begin with a prefix, which is removed from the names."""
+    """Return the arrays whose names begin with a prefix, and remove the prefix from the names."""
     return {name.removeprefix(start): v for name, v in arrays.items() if name.startswith(start)}

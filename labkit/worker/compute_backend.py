@@ -1,4 +1,4 @@
-"""Training of strategies that run as programs: their compute backend, for both clocks."""
+"""Training of strategies that run one program per server and worker, on either clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class ProgramSession(Protocol):
-    """Those methods of `TrainingSession` that the compute backend of programs uses."""
+    """The part of `TrainingSession` that the compute backend uses."""
 
     experiment: Experiment
     communicator: Communicator
@@ -63,7 +63,7 @@ class ProgramSession(Protocol):
         """Return a function (worker, batch number) that returns a training batch of this worker."""
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the validation rows; all ranks call together."""
+        """Return the metrics of the validation rows (collective)."""
 
 
 class ComputeBackend:
@@ -117,15 +117,19 @@ class ComputeBackend:
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
-        self._mean: tuple[Vector, Vector] | None = None  # last mean gradient, and resulting weights
+        # the last mean gradient, and the weights after its update
+        self._mean: tuple[Vector, Vector] | None = None
         self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = EpochWeightStore()
         self._ended: dict[int, float] = {}  # end time of each epoch (s)
-        self._replay_batches: Batches | None = None  # the batches again from number 0, for a replay
+        # for a replay: a second copy of the batches, starting from batch 0
+        self._replay_batches: Batches | None = None
         self._last: dict[int, Vector] = {}  # current weights of each server or worker
 
     def hold(self, local_numbers: Iterable[int]) -> None:
-        """Create the weights of local servers; if none exist, of local workers or of worker 0."""
+        """Create the weights of local servers; without servers, of each worker that holds
+        weights.
+        """
         holders_without_servers = local_numbers if self._copies else [0]
         holders = (
             [n for n in local_numbers if n in self.roles.servers]
@@ -160,7 +164,7 @@ class ComputeBackend:
         return self._step(worker, lambda: self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return the gradient of the worker's next batch, for a loss that includes soft targets."""
+        """Return the gradient of the worker's next batch, for a loss that includes soft labels."""
         arguments = worker, weights, soft, share
         return self._step(worker, lambda: self.replica.distilled(*arguments))
 
@@ -173,11 +177,11 @@ class ComputeBackend:
         return self.replica.curved(worker, weights, ends, self._session.batches())
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """Run the forward pass of a replica's stage or machine on the replica's next batch."""
+        """Run the forward pass of one stage or machine of a replica on the replica's next batch."""
         return self._cut.members[place.member].forward(place, weights, values)
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """Return the gradients of a replica's stage or machine after its forward pass."""
+        """Return the gradients of one stage or machine of a replica after its forward pass."""
         gradient = self._cut.members[place.member].backward(place, values)
         return (
             self._inject_and_guard(place.worker, gradient, place.member)
@@ -193,7 +197,7 @@ class ComputeBackend:
     def _inject_and_guard(
         self, worker: int, gradient: Gradient, member: int | None = None
     ) -> Gradient:
-        """Return a gradient after injected faults, and after the check for NaN and infinity."""
+        """Inject faults into a gradient, check it for NaN and infinity, and return the result."""
         injector, guard = self._session.injectors.get(worker), self._session.guard
         whole = member is None
         if (injector is None and guard is None) or (whole and not gradient.rows):
@@ -220,7 +224,7 @@ class ComputeBackend:
         )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Return the new weights after a gradient; workers that share weights apply it once."""
+        """Apply a gradient and return the new weights; apply a gradient of shared weights once."""
         if self.roles.parts or self._copies:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
@@ -239,7 +243,7 @@ class ComputeBackend:
         )
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """Set a worker's weights; unless `states` is None, also set optimizer and layer states."""
+        """Set a worker's weights; if `states` is given, also set optimizer and layer states."""
         self._shards[worker].become(weights)
         self._last[worker] = weights
         if states is not None:
@@ -277,7 +281,7 @@ class ComputeBackend:
             self._session.recorder.put(row)
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Store the weights of a server or worker at an epoch's end, until they are evaluated."""
+        """Store the weights of a server or worker at the end of an epoch, until validation."""
         if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         count = self._epochs.store(epoch, holder, weights)
@@ -405,7 +409,7 @@ def changed(arrays: Sequence[Vector], originals: Sequence[Vector]) -> bool:
 
 
 def _loss(rows: Iterable[Row], epoch: int) -> float:
-    """Return the mean loss of an epoch; each loss is computed at the weights of its gradient."""
+    """Return the mean training loss of an epoch, weighted by the samples of each step."""
     rows_of_epoch = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in rows_of_epoch)
     # Ranks without samples, such as all pipeline stages but the last, do not know the loss.
@@ -430,24 +434,24 @@ def _first_rate(optimizer: keras.optimizers.Optimizer) -> float:
 
 
 class EpochWeightStore:
-    """A store on disk for the weights at the ends of epochs, until they are evaluated."""
+    """A temporary file that stores the weights from the end of each epoch until validation."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[int, dict[int, int]] = {}
 
     def store(self, epoch: int, holder: int, weights: Vector) -> int:
-        """Store the weights of a server or worker; return how many are stored for the epoch."""
+        """Store the weights of a server or worker; return the number of entries for the epoch."""
         self._places.setdefault(epoch, {})[holder] = self._file.seek(0, 2)
         np.save(self._file, weights)
         return len(self._places[epoch])
 
     def pop(self, epoch: int) -> dict[int, Vector]:
-        """Remove the weights of an epoch and return them, by server or worker."""
+        """Remove the weights of an epoch and return them, one entry per server or worker."""
         return self._read(self._places.pop(epoch, {}))
 
     def load_all(self) -> dict[int, dict[int, Vector]]:
-        """Return all stored weights, by epoch and then by server or worker."""
+        """Return all stored weights; each epoch has one entry per server or worker."""
         return {epoch: self._read(places) for epoch, places in self._places.items()}
 
     def _read(self, places: Mapping[int, int]) -> dict[int, Vector]:

@@ -120,7 +120,8 @@ class Traced:
         nodes: TensorFlow's node definitions (NodeDef).
         graph: The same graph as a `StepGraph`.
         values: Values of the variables when the graph was traced, in the order of the arguments.
-        captured: Index of each argument, by name; inputs come first, then variables.
+        captured: Mapping from names of arguments to their indices; inputs come first, then
+            variables.
         inputs: Number of arguments that are inputs; all other arguments are variables.
     """
 
@@ -167,8 +168,8 @@ class Traced:
 
         To enforce the order, a control edge leads from each task of a device to the next task of
         the same device. Control edges make a logical device run one task at a time, although the
-        processor could run more. The function has new variables, with the values that the variables
-        had at the time of tracing. The plan assigns the new variables to devices.
+        processor could run more. The function has new variables with the values at the time of
+        tracing. The plan assigns the new variables to devices.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops
@@ -193,7 +194,7 @@ class Traced:
         return wrapped
 
     def timed(self, plan: PlacementPlan, batch: tuple[tf.Tensor, ...], repeats: int) -> StepGraph:
-        """Return the graph with measured times of its operations, placed as a plan specifies."""
+        """Return the graph with measured times of its operations on the devices of a plan."""
         step = self.placed(plan)
         for _ in range(3):
             step(*batch)
@@ -288,7 +289,7 @@ def _spec(nodes: tuple[Any, ...], name: str) -> tf.TensorSpec:
 
 
 def _node_name(name: str) -> str:
-    """Return the node that an input refers to: `node` for `^node` and for `node:1`."""
+    """Return the name of an input's node: both `^node` and `node:1` give `node`."""
     return name.removeprefix("^").partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""A process that chooses the device of each operation of a training step, and measures it."""
+"""A process that places each operation of a training step on a device and measures the step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PlacementQuery:
     """A test of TensorFlow's placer: an operation, and the device that it requests.
 
     Attributes:
-        what: Description of the test, which users see.
+        what: Description of the test for users.
         op: Type of the operation whose actual device is read from the executed graph.
         asked: Device that the operation requests.
         build: Function that creates the operation.
@@ -71,7 +71,7 @@ class PlacementQuery:
 
 
 def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
-    """Run each test with soft and strict placement; return the actual device or the error.
+    """Run each test with soft and strict placement; return the actual devices or errors.
 
     Args:
         devices: Names of the logical CPU devices; most tests request the last one.
@@ -158,8 +158,7 @@ def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float
 
     One graph copies a tensor back and forth; each copy takes a send, a receive and an identity
     operation. The latency is the time of one copy of the smallest tensor. The bandwidth is infinite
-    if a copy of the largest tensor takes no longer than one of the smallest, as between devices
-    that share memory.
+    if the largest tensor takes no longer than the smallest, as between devices that share memory.
     """
     import tensorflow as tf
 
@@ -306,7 +305,7 @@ class Devices:
         self.listed = [device.name.removeprefix("/device:") for device in devices]
 
     def examine(self) -> PlacementMeasurements:
-        """Measure placements, tasks and times, see `client.examine`."""
+        """Measure placements, tasks and times (`labkit.worker.devices.examine`)."""
         scoped = towers(self.request, self.request.names)
         log = logged(lambda: _once(scoped.run, scoped.batch))
         placed = step_graph(scoped.run, *scoped.batch, repeats=self.request.repeats)
@@ -331,7 +330,7 @@ class Devices:
         )
 
     def carry_out(self, plans: Sequence[PlacementPlan], rounds: int) -> list[PlanMeasurement]:
-        """Run and time a training step by each plan, see `client.carry_out`."""
+        """Run and time a training step by each plan (`labkit.worker.devices.carry_out`)."""
         step, traced = self._traced()
         graphs, functions, losses = [], [], []
         for plan in plans:
@@ -345,7 +344,7 @@ class Devices:
         ]
 
     def speeds(self, pair: tuple[str, str]) -> list[Row]:
-        """Measure matrix products and copies on two devices, see `client.speeds_of`."""
+        """Measure matrix products and copies on two devices (`devices.speeds_of`)."""
         return products_and_copies(self.clock, self.request, pair)
 
     def _traced(self) -> tuple[TowerStep, Traced]:
@@ -362,7 +361,7 @@ class Devices:
         batch: tuple[tf.Tensor, tf.Tensor],
         rounds: int,
     ) -> list[list[float]]:
-        """Return step times of each function; every second round calls them in reverse order."""
+        """Return step times of each function; odd rounds call the functions in reverse order."""
         seconds: list[list[float]] = [[] for _ in functions]
         for number in range(1 + rounds):
             for at in list(range(len(functions)))[:: -1 if number % 2 else 1]:

@@ -29,7 +29,7 @@ class DeviceRequest(Checked):
         batch: Number of samples per training step.
         threads: Maximum number of threads that one operation uses.
         repeats: Number of times that each measurement is repeated.
-        sizes: Sizes n of the n × n matrices in measurements of matrix products.
+        sizes: Row counts n of the n × n matrices whose products are timed.
         seed: Seed of the random weights and samples.
     """
 
@@ -54,7 +54,7 @@ PROCESS = "labkit.worker.device_placement"
 
 
 def examine(communicator: Communicator, request: DeviceRequest) -> PlacementMeasurements:
-    """Measure TensorFlow's placements, tasks of a step, and times of copies and matrix products."""
+    """Measure how TensorFlow places operations, and time a step, copies and matrix products."""
     return cast(PlacementMeasurements, _ask(communicator, request, True, "examine"))
 
 
@@ -64,11 +64,11 @@ def carry_out(
     plans: Sequence[PlacementPlan],
     rounds: int | None = None,
 ) -> list[PlanMeasurement]:
-    """Run and time a training step by each placement plan, alternating between the plans.
+    """Run and time one training step under each placement plan, in each of `rounds` rounds.
 
     Args:
         communicator: Communicator of the rank that starts the child process.
-        request: The same request as for `examine`, which returned the tasks of the plans.
+        request: The request with which `examine` measured the tasks that the plans place.
         plans: Placement plans for the devices of one machine.
         rounds: Number of rounds, each with one step of each plan; default: `request.repeats`.
     """

@@ -83,12 +83,12 @@ def verify(experiment: Experiment, communicator: Communicator, source: DataSourc
 
     For a lossy exchange, an audit of its conservation law replaces the comparison of weights, see
     `labkit.worker.gradient_log`. The audit covers what happens to gradients between backpropagation
-    and the optimizer. In both the comparison and the audit, ranks with the same weights must apply
-    bitwise equal gradients in every step.
+    and the optimizer. In every step, ranks with the same weights must also apply bitwise equal
+    gradients.
 
     The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). If a model
-    uses float32 weights in spite of the float64 policy, the tolerance is \(10^{-4} \max|w|\). Large
-    batches are replaced by smaller batches that leave the same remainders, see
+    uses float32 weights in spite of the float64 policy, the tolerance is \(10^{-4} \max|w|\). The
+    check replaces large batches by smaller batches that leave the same remainders; see
     `labkit.worker.reference`. All ranks of the communicator call `verify` together, and receive the
     same verdict. The verdict of the check is cached for later runs. The weights from training in
     one process are cached too; all strategies on the same batches use them.
@@ -235,7 +235,8 @@ def _largest_difference(
     reference_values: Sequence[np.ndarray],
 ) -> _Difference:
     """Return the variable that differs most from its reference values."""
-    # Callers omit random states, because values of random states reach 2³².
+    # Callers omit the states of random generators, whose values reach 2³² and would dwarf the
+    # weights.
     pairs = zip(local_values, reference_values, strict=True)
     differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
     # NumPy's argmax returns the first NaN, while Python's max may ignore NaN.
@@ -260,7 +261,8 @@ def _audit(short: Experiment, ranks: LoggingSession, compressor: Compressor) -> 
     worst = audit.verdict(more)
     law_text = "sent + residual = gradient, and " if remembers else ""
     what = (
-        f"{STEPS} steps of {type(compressor).__name__}: {law_text}applied = mean of what was sent"
+        f"{STEPS} steps of {type(compressor).__name__}: {law_text}"
+        "applied gradient = mean of values sent"
     )
     if worst.difference <= worst.allowed:
         return _verdict("passed", what, worst.difference, worst.allowed)

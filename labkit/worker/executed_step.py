@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     NodeDef: TypeAlias = Any
 
 STEP = "labkit step"  # name of the profiler event of one complete step
-# operation types at the two ends of a copy between devices; each such pair becomes one edge
+# types of the operations that send and receive a copy between devices; one edge replaces each pair
 HIDDEN = ("_Send", "_Recv")
 BACK = "NextIteration"  # an operation whose output goes back to the start of a loop
 
@@ -32,18 +32,18 @@ def step_graph(
 ) -> StepGraph:
     """Run a training step; return the executed graph with the time of each operation.
 
-    The graph joins partitions, one per device, which TensorFlow's executors receive. Three
-    components of TensorFlow create the partitions: the placer, the graph optimizer (Grappler), and
-    the partitioner, which adds sends and receives between devices. The times are those of profiler
-    events; on a GPU, an event is the launch of a kernel.
+    The returned graph joins the partitions that TensorFlow's executors receive, one partition per
+    device. Three components of TensorFlow create the partitions: the placer, the graph optimizer
+    (Grappler), and the partitioner, which adds sends and receives between devices. Each time comes
+    from a profiler event. On a GPU, the event is only the launch of a kernel.
 
     Args:
         step: A Python function or a `tf.function`. TensorFlow traces the step again, so the step
             must not create variables.
         arguments: Arguments of the step. The size of a tensor in bytes is known only if its shape
             is static.
-        repeats: Number of profiled steps. Start and stop times are those of the step with median
-            duration.
+        repeats: Number of profiled steps. The start and stop times come from the profiled step with
+            the median duration.
         warm: Number of warmup steps before profiling starts.
 
     Raises:
@@ -86,7 +86,7 @@ def executed_partitions(
         context.disable_run_metadata()
     if not graphs:
         raise LabkitError("TensorFlow reports no graph; give a function that has not run yet")
-    # TensorFlow also reports small graphs that only copy arguments; the largest graph is that of
+    # TensorFlow also reports small graphs that only copy arguments. The largest graph belongs to
     # the step.
     largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))
     return largest.partition_graphs, largest.pre_optimization_graph.library
@@ -138,7 +138,7 @@ def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float
 
 
 def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
-    """Return an operation with its times; the seconds of a loop add up all its executions."""
+    """Return an operation with its times; the seconds of a loop add up all its iterations."""
     event_name = f"{operation.name}:{operation.op}"
     seconds = [sum(stop - start for start, stop in runs.get(event_name, [])) for runs in steps]
     times = steps[drawn].get(event_name)
@@ -180,7 +180,7 @@ def _retrace(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFu
 
 
 def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
-    """Join the graphs of all devices into one, in which a send and its receive become an edge."""
+    """Join the graphs of all devices into one; one edge replaces each send and its receive."""
     import tensorflow as tf
 
     whole = tf.compat.v1.GraphDef(library=library)
@@ -213,7 +213,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
 
 
 def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
-    """Yield a transfer per pair of send and receive; `graph` gives the tensor's size in bytes."""
+    """Yield a transfer for each pair of send and receive, with the tensor's size from `graph`."""
     sends = {_key(node): node for node in nodes if node.op == "_Send"}
     for node in nodes:
         if node.op == "_Recv":
@@ -243,7 +243,7 @@ def _bytes(tensor: tf.Tensor) -> float:
 
 
 def _source(name: str, received: Mapping[str, str]) -> str:
-    """Return the name of a node's input; if it was received, return the name of the sent tensor."""
+    """Return the name of a node's input; for a received tensor, return the name at its sender."""
     if name.startswith("^"):
         node = name[1:]
         return f"^{received[node].split(':')[0]}" if node in received else name

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Configured: TypeAlias = "keras.Layer | keras.losses.Loss | keras.optimizers.Optimizer"
 
 
-# For each layer class, the options that are exported. An option of a layer that is not exported
-# must have Keras's default value.
+# For each layer class, the options that are exported. All other options of the layer must have
+# Keras's default values.
 EXPORTED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Dense": ("units", "activation", "use_bias"),
     "Conv2D": ("filters", "kernel_size", "strides", "activation", "use_bias"),
@@ -171,9 +171,11 @@ class TrainingTask:
         experiment: The experiment to train; its strategy is a `TFDistribute`.
         rows: Number of rows from the start of the data set that are used for training.
         rank: Number of the worker that the process runs; 0 if one process runs all workers.
-        config: Value of the environment variable TF_CONFIG; None: one process runs all workers.
+        config: Value of the environment variable TF_CONFIG, or None if one process runs all
+            workers.
         weights: Initial weights of the model.
-        optimizer: Pickled `labkit.keras.Recipe`, which includes custom classes.
+        optimizer: Pickled `labkit.keras.Recipe`, from which the child process creates the
+            optimizer. The pickle includes custom classes.
         options: Pickled loss options of `keras.Model.compile`. The child process creates the losses
             in its own float type.
         folder: Temporary folder for large data; it is removed when training ends.

@@ -37,15 +37,15 @@ class Feed:
     """The training and validation data of one rank.
 
     Attributes:
-        train: This rank's part of the global batches, for all epochs if `steps` is known, and for
-            one epoch if `steps` is None.
-        steps: Number of training steps per epoch. None: an epoch lasts until the user's dataset
+        train: This rank's part of the global batches of all epochs. If `steps` is None, `train`
+            contains one epoch only.
+        steps: Number of training steps per epoch. If None, an epoch lasts until the user's dataset
             ends.
         validation: This rank's part of the validation batches, or None.
-        shapes: Input and output shapes for which a named model of the experiment must be built.
-            None if a callable creates the model.
-        remake: Function that creates `train` again from its first batch. None: a new iterator over
-            `train` starts from the first batch again.
+        shapes: Input and output shapes with which labkit builds a model that the experiment gives
+            by name. If None, a callable must create the model.
+        remake: Function that creates `train` again from its first batch. If None, each new iterator
+            over `train` starts from the first batch.
         is_begun: Whether an iterator has already read from `train`.
     """
 
@@ -58,7 +58,7 @@ class Feed:
     is_begun: bool = False
 
     def after(self, position: Position) -> tf.data.Dataset:
-        """Return the batches after a position; if `steps` is None, only those of the same epoch."""
+        """Return the batches after a position; if `steps` is None, stop at the epoch's end."""
         train = self.train
         # A second iterator over the user's dataset may shuffle differently, so a new dataset is
         # created.
@@ -82,13 +82,13 @@ class Feed:
 class DataSource:
     """The data of an experiment: arrays, or a function that creates a `tf.data.Dataset`."""
 
-    train: Arrays | OwnData | None  # None: this rank gets its rows from another rank
+    train: Arrays | OwnData | None  # None if another rank sends the rows to this rank
     validation: Arrays | OwnData | None
     shapes: Shapes | None
 
     @property
     def arrays(self) -> Arrays | None:
-        """The arrays x and y; None for a user's dataset, or if rows come from another rank."""
+        """The arrays x and y, or None if the data is a dataset or rank 0 sends the rows."""
         return None if callable(self.train) else self.train
 
     @property
@@ -172,13 +172,13 @@ class DataSource:
         return batch
 
     def first(self, rows: int) -> DataSource:
-        """Return a data source with only the first training rows; datasets are not shortened."""
+        """Return a data source with only the first training rows; `tf.data` datasets stay whole."""
         if self.arrays is None:
             return self
         return replace(self, train=keras.tree.map_structure(lambda leaf: leaf[:rows], self.arrays))
 
     def rows(self, communicator: Communicator) -> int:
-        """Return the number of training rows that rank 0 has read; all ranks call together."""
+        """Return the number of training rows that rank 0 has read (collective)."""
         rows = None if self.arrays is None else len(keras.tree.flatten(self.arrays)[0])
         return int(communicator.broadcast_object(rows, label="the number of rows"))
 
@@ -197,7 +197,7 @@ class DataSource:
 
 
 def _shares(experiment: Experiment, communicator: Communicator) -> tuple[float, ...] | None:
-    """Return the batch weights of the surviving ranks; None if their weights are all equal."""
+    """Return the relative batch sizes of the surviving ranks, or None if the sizes are equal."""
     weights = experiment.batch_weights
     return None if weights is None else tuple(weights[number] for number in communicator.numbers)
 
@@ -265,7 +265,7 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
 
 
 def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
-    """Return a function (worker, number) that returns the worker's next batch, for any number."""
+    """Return a function (worker, number) that ignores the number and returns the next batch."""
     iterators = [iter(part.repeat()) for part in parts]
 
     def batch(worker: int, number: int) -> Triple:

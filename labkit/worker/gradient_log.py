@@ -20,8 +20,8 @@ from labkit.keras import view_of
 from labkit.worker.feed import DataSource
 from labkit.worker.session import TrainingSession
 
-# The allowed rounding error for each float size in bytes. The error is relative to the sum of the
-# largest absolute values of all steps.
+# The allowed rounding error for each float size in bytes. The error is relative to a sum over all
+# steps, to which each step adds its largest absolute value.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
@@ -41,13 +41,13 @@ class Violation(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Sums, over all training steps, of what was sent and received in one bucket, in float64."""
+    """Float64 sums of the values sent and received in one bucket over all training steps."""
 
     sent: np.ndarray
     mean: np.ndarray
     waiting: ExpectedResidual | None
     itemsize: int
-    size: float = 0.0  # sum over all steps of the largest absolute value
+    size: float = 0.0  # sum over all steps of each step's largest absolute value
     lost: float = 0.0  # largest violation of the residual's law in any step
 
 
@@ -62,15 +62,15 @@ class Audit:
     gradients equals the mean over the ranks of the sums of values sent, \(\frac1n \sum_r \sum_t
     s_{r,t} = \sum_t \hat g_t\).
 
-    Both conservation laws hold up to rounding errors. The law about mean gradients also allows
-    rounding errors in the sum of compressed values.
+    Each of the two conservation laws holds up to rounding errors. For mean gradients, the audit
+    also allows rounding errors from the sum of compressed values.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
         remembers: Whether the compressor stores a residual; if so, the conservation law of the
             residual applies.
         rounding: Relative rounding error of a sum of compressed values.
-        law: Function that creates the object which computes the expected residual of a bucket.
+        law: Function that creates an `ExpectedResidual`, one for each bucket.
     """
 
     communicator: Communicator
@@ -80,7 +80,7 @@ class Audit:
     _books: dict[int, _Sums] = field(default_factory=dict)
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Add a bucket's values of one step to its sums; `Exchange` calls `observe` per bucket."""
+        """Add a bucket's values of one step to its sums; `Exchange` calls this for each bucket."""
         if bucket not in self._books:
             zero = np.zeros(len(record.given))
             law = self.law() if self.remembers else None
@@ -101,7 +101,7 @@ class Audit:
         return worst.difference, worst.allowed
 
     def verdict(self, more: Sequence[Violation] = ()) -> Violation:
-        """Return the worst violation on any rank, among all laws and `more` (collective)."""
+        """Return the worst violation over all ranks, all laws and `more` (collective)."""
         # If no bucket was observed, the audit fails, because the exchange must have bypassed the
         # compressor.
         nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")
@@ -149,8 +149,7 @@ class GradientLog:
 
     Args:
         marks: Whether to record checksums of all gradients and weights in every step.
-        sums: Whether to record, for each variable, the sum of its gradients over the steps in
-            float64.
+        sums: Whether to record each variable's sum of gradients over all steps, in float64.
 
     Attributes:
         marks: Checksums of all variables in all steps, in the order in which they were recorded.
@@ -163,7 +162,7 @@ class GradientLog:
         self.sums: dict[str, np.ndarray] = {}
 
     def watch(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Return a view of an optimizer with the same state, whose `apply` logs the gradients."""
+        """Return an optimizer that shares the given one's state and logs the applied gradients."""
         if not self._marking and not self._summing:
             return optimizer
         kind = type(optimizer)
@@ -211,7 +210,7 @@ class GradientLog:
 
 
 def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
-    """Describe the first difference between the logs of replicas; "" if none (collective)."""
+    """Describe where the logs of replicas first differ; return "" if they agree (collective)."""
     logs: list[list[StepChecksum]] = replicas.allgather([*marks], "what replicas applied")
     if len({len(log) for log in logs}) > 1:
         counts = ", ".join(str(len(log)) for log in logs)
@@ -229,8 +228,8 @@ def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
 class ExchangeInputLog(Hook):
     """A hook that logs gradients from backpropagation before ranks exchange them.
 
-    The hook also observes the buckets of the exchange, so that its inputs and outputs can be
-    verified.
+    The hook also observes the buckets of the exchange, so that labkit can verify the inputs and
+    outputs of the exchange.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
@@ -242,11 +241,12 @@ class ExchangeInputLog(Hook):
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
         self._step_gradients: dict[int, tuple[np.ndarray, float]] = {}  # gradient, rows
-        # For each variable, three sums over all steps. "brought" are the gradients from
-        # backpropagation; "handed" are the inputs that the exchange reports; "mean" are the mean
-        # gradients that it reports as outputs.
+        # For each variable, three sums over all steps. "brought" sums the gradients from
+        # backpropagation. "handed" sums the inputs that the exchange reports. "mean" sums the mean
+        # gradients that the exchange outputs.
         self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
-        self._sizes: dict[str, float] = {}  # per variable: sum over steps of the largest magnitude
+        # for each variable, the sum over all steps of the step's largest absolute value
+        self._sizes: dict[str, float] = {}
         self._itemsize = 8
 
     def apply(
@@ -273,7 +273,7 @@ class ExchangeInputLog(Hook):
             return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Add a bucket's values of one step to the sums; the exchange calls this per bucket."""
+        """Add a bucket's values of one step to the sums; `Exchange` calls this for each bucket."""
         self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
@@ -325,7 +325,7 @@ def call_numpy(function: Callable[..., None], *values: tf.Tensor | float) -> tf.
 
 
 def graph_dependencies(operation: tf.Operation | None) -> list[tf.Operation]:
-    """Return [operation] as control dependencies in a graph; [] if it already ran in eager mode."""
+    """Return the control dependencies: [operation] in a graph, [] in eager mode."""
     return [operation] if tf.inside_function() else []
 
 
@@ -382,7 +382,7 @@ class StepLog(GradientLog):
 
 
 class LocalGradients(NamedTuple):
-    """One rank's gradients in a step, as flat arrays by variable, and its number of batch rows."""
+    """One rank's gradients in a step (one flat array per variable) and its number of batch rows."""
 
     gradients: dict[str, np.ndarray]
     rows: float
@@ -396,7 +396,7 @@ class LocalGradientLog(Hook):
 
     Attributes:
         steps: The gradients of each training step, in order.
-        first: The weights before the first step, by variable.
+        first: The weights before the first step, one flat array per variable.
         batches: The batch of each training step, in order.
     """
 
@@ -471,7 +471,7 @@ class LoggingSession(TrainingSession):
         self.local_gradients = LocalGradientLog(self.model) if track is not None else None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer for the session, which logs the gradients that it applies."""
+        """Return a new optimizer that logs the gradients that it applies."""
         return self.applied.watch(super().optimizer())
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:

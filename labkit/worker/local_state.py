@@ -35,7 +35,7 @@ def local_variables(state: TrainingState) -> list[LocalVariable]:
 
 
 def build(state: TrainingState) -> None:
-    """Build the optimizers before training; otherwise a failed first step leaves slots unset."""
+    """Build the optimizers, so that their slots exist even if the first training step fails."""
     for optimizer, variables in state.optimizers:
         if variables and not optimizer.built:
             optimizer.build(list(variables))

@@ -35,7 +35,7 @@ class ComparisonInputs(NamedTuple):
 
 
 class ValueMismatch(NamedTuple):
-    """A variable with a wrong value: its name, and its worst entry as expected and as computed."""
+    """A variable with a wrong value: its name, and its worst entry's expected and actual value."""
 
     layer: str
     expected: float
@@ -43,7 +43,7 @@ class ValueMismatch(NamedTuple):
 
 
 class ReplayedStep(NamedTuple):
-    """One process's gradients and new weights in a step; empty once that process has ended."""
+    """The gradients and new weights of a step in one process; empty after its last step."""
 
     number: int
     applied: Flat
@@ -53,14 +53,14 @@ class ReplayedStep(NamedTuple):
 def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifference | None:
     """Train again on ranks and in one process; return where they first differ (collective).
 
-    In the first step with a difference, each operation is compared with that of one process, or
-    with a NumPy computation from all ranks' values. Three operations are compared: the gradients
-    before the mean, the mean (per bucket, and per round of a schedule), and the weights after the
-    optimizer.
+    In the first step that differs, labkit compares each operation of the ranks. The expected values
+    come from one process, or from NumPy and the values of all ranks. Three results are compared:
+    the gradients of each rank, their mean over ranks, and the weights after the optimizer. The mean
+    is compared per bucket and per round of the allreduce.
 
     Returns:
-        The step, layer, rank and operation of the first difference. None if no logged value
-        differs, for example if an error did not occur again.
+        The step, layer, rank and operation of the first difference. The result is None if no logged
+        value differs, for example because an error did not recur.
     """
     ranks = sides.ranks
     track = ranks.applied
@@ -143,7 +143,7 @@ class _Search:
         return self._gather_mismatches(self._mismatch(expected, actual) if is_compared else None)
 
     def first_difference(self, step: ReplayedStep, before: Flat) -> FirstDifference | None:
-        """Return the operation of a step that first differs from one process; None if none does."""
+        """Return the first operation of a step whose result differs from one process, or None."""
         updates = {n: s[step.number] for n, s in self._track.steps.items() if step.number < len(s)}
         applied = {name: update.applied for name, update in updates.items()}
         if mismatches := self._gather_mismatches(self._mismatch(step.applied, applied)):
@@ -161,15 +161,15 @@ class _Search:
         bucket: int | None = None,
         number: int | None = None,
     ) -> FirstDifference:
-        """Return the step, layer, rank and operation that the mismatches of all ranks indicate."""
+        """Derive step, layer, rank and operation of an error from the mismatches of all ranks."""
         wrong = [rank for rank, mismatch in enumerate(mismatches) if mismatch is not None]
         worst = mismatches[wrong[0]]
         assert worst is not None  # for the type checker
         has_layer = self._communicator.allgather(
             worst.layer in self._track.steps, "whether a rank has the layer"
         )
-        # The first wrong rank is named if some ranks with this layer are right, or if only one rank
-        # has this layer.
+        # The result names the first wrong rank if another rank has the layer and is right, or if
+        # only one rank has the layer.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
         return FirstDifference(
             step=step,
@@ -189,7 +189,7 @@ class _Search:
         applied: Flat,
         mismatches: list[ValueMismatch | None],
     ) -> FirstDifference:
-        """Find why an applied gradient is wrong: before the mean over ranks, or in the mean."""
+        """Find whether an applied gradient is wrong before or after the mean over ranks."""
         local_log = (
             self._ranks.local_gradients.steps if self._ranks.local_gradients is not None else []
         )
@@ -298,7 +298,7 @@ class _Search:
     def _rounds(
         self, buffers: np.ndarray, algorithm: str
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for each schedule round its number, and this rank's expected and actual buffers."""
+        """Yield each allreduce round's number, and this rank's expected and actual buffer."""
         schedule, rank = ALLREDUCE.get(algorithm), self._communicator.rank
         if schedule is None or schedule.layout == "hosts" or not self._communicator.on_one_host:
             return

@@ -28,16 +28,16 @@ def train(
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
 ) -> None:
-    """Train for the remaining epochs on a feed, and call Keras callbacks as `model.fit` does.
+    """Train on a rank's data for the remaining epochs; call Keras callbacks as `model.fit` does.
 
-    A callback may end training on one rank, if only this rank knows the loss. When one rank's
-    callback ends training, other ranks may already be some steps further. All ranks stop n steps
-    later, where n is the number of ranks.
+    A callback may end training on one rank only, for example if no other rank knows the loss. When
+    one rank's callback ends training, other ranks may already be some steps further. All ranks stop
+    n steps later, where n is the number of ranks.
 
     Args:
         model: Model that the callbacks receive.
         feed: Training data of this rank, see `labkit.worker.feed.Feed`.
-        epochs: Number of the last epoch, where epochs count from 1.
+        epochs: Total number of epochs, including the completed ones.
         callbacks: Callbacks as for `model.fit`. If a callback has a method `note`, this method
             receives the loss and row count of each step.
         progress: Position in the training, which is updated after each step.
@@ -92,7 +92,7 @@ def _all_stop(is_requested: bool, step: int, communicator: Communicator) -> bool
 
 
 def _epoch(feed: Feed, batches: Iterator[tf.Tensor], begin: Position) -> Iterator[tf.Tensor]:
-    """Return the batches left in an epoch; without `feed.steps`, those left in the dataset."""
+    """Return the remaining batches of an epoch, or of the dataset if `feed.steps` is None."""
     if feed.steps is None:
         return iter(feed.after(begin))
     return islice(batches, feed.steps - begin.step)

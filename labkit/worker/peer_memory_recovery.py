@@ -1,4 +1,4 @@
-"""Recovery after rank failures: spare ranks get the state from copies in memory of other ranks."""
+"""Recovery after rank failures: spare ranks load the state from the memory of other ranks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class RecoveryNotice(NamedTuple):
     """What a surviving rank reports about copies of state files in its memory.
 
     Attributes:
-        sizes: Bytes of each copied state file, by step and then by the number of the rank whose
-            state it contains.
-        replicas: Whether ranks are replicas of the model; if so, each file has the complete shared
-            state.
+        sizes: Bytes of each copied state file. The outer keys are steps, and the inner keys are the
+            ranks whose state the files contain.
+        replicas: Whether every rank holds the whole model. If so, each state file is complete.
         steps_taken: Number of training steps that the reporting rank had taken.
         fault: Entries for the run's record about this rank failure.
         faults: Entries for the run's record about earlier rank failures.
@@ -59,8 +58,8 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
     can broadcast its state.
 
     Args:
-        communicator: Communicator of the ranks that train; on a spare rank, that of the ranks it
-            has joined.
+        communicator: Communicator of the training ranks. A spare rank passes the communicator that
+            it has joined.
         report: Function that receives a record of each recovery, see `labkit.records.stream`.
 
     Attributes:
@@ -276,7 +275,7 @@ def _newest(
     numbers: Sequence[int],
     expected_numbers: set[int],
 ) -> tuple[int, dict[int, int]]:
-    """Return the newest step with a file of every rank, and the holder of each file, or (0, {}).
+    """Return the newest step with files of all ranks, and each file's holder; (0, {}) if none.
 
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})

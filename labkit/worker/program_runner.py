@@ -1,4 +1,4 @@
-"""Training by programs on the virtual clock: time is simulated, but gradients are real."""
+"""Training on the virtual clock, with one program per worker: gradients are real, time is not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRIALS = 5  # number of timed gradients; their median is the virtual compute tim
 
 
 class SimulatedTraining:
-    """Training by programs in a simulated runtime, with real gradients from a compute backend.
+    """Training in a simulated runtime, with one program per worker and real gradients.
 
     Args:
         session: Session that provides the model, the data and the recorder.
@@ -116,7 +116,8 @@ class SimulatedTraining:
         self._backend.load_state(stage)
 
     def _declare_shared(self) -> None:
-        # Saved states refer to these objects by name, because a restart creates them anew.
+        # A saved state contains only the names of the roles and the strategy, because a restart
+        # creates both objects anew.
         self.world.keeps({"roles": self._backend.roles, "strategy": self._strategy})
 
 
@@ -155,7 +156,7 @@ def _median(now: Callable[[], float], call: Callable[[], object]) -> float:
 
 
 class ProgramKeeper:
-    """The base class of program checkpoints: each process writes its whole state to one file.
+    """The base class for checkpoints of programs; each process writes one file with its state.
 
     Args:
         session: Training session that runs the programs.
@@ -175,7 +176,7 @@ class ProgramKeeper:
         self._steps, self._costs, self._ends = 0, list[float](), False
 
     def _stops(self) -> bool:
-        """Return whether a user has asked to stop; this is polled at intervals."""
+        """Return whether a user has asked to stop; poll the request at most every 0.25 seconds."""
         now = self._clock.now()
         if self._recorder.stopped or now - self._polled_at <= SEND_EVERY:
             return False
@@ -233,7 +234,7 @@ class ProgramKeeper:
 
 
 class SimulationKeeper(ProgramKeeper):
-    """Saves checkpoints of a simulation, which runs all programs in one process, between events."""
+    """Saves checkpoints between the events of a simulation, which runs in a single process."""
 
     def play(self, play: SimulatedTraining) -> None:
         """Run all programs to their end, from the start or from a checkpoint."""
@@ -263,7 +264,8 @@ class RankProgramKeeper(ProgramKeeper):
 
     def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
         """Run all programs to their end, from the start or from a checkpoint."""
-        # Saved states refer to these objects by name, because a restart creates them anew.
+        # A saved state contains only the names of the roles and the strategy, because a restart
+        # creates both objects anew.
         world.keeps({"roles": stage.roles, "strategy": strategy})
         program = partial(strategy.program, stage.roles)
         self._resume(lambda state: stage.load_state(world.take(state, program)))
@@ -303,9 +305,9 @@ class RankProgramKeeper(ProgramKeeper):
 def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
     """Train by running a strategy's programs on the experiment's clock ("wall" or "virtual").
 
-    After the programs end, the model of the session has the trained weights. The layer states of
-    the trained model (such as moving statistics) are those of worker 0, or the mean over all
-    workers.
+    After the programs end, the model of the session has the trained weights. The layer states (such
+    as moving statistics) of the trained model are those of worker 0. If the weights are a mean over
+    workers, the layer states are a mean, too.
 
     Returns:
         The compute backend, which knows the roles of all programs and has computed their gradients.

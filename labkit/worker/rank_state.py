@@ -62,7 +62,8 @@ class RankState:
         self.watchers: list[Watcher] = []  # functions that are called for each compressed bucket
         policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        self.injectors: dict[int, Injector] = {}  # keys: ranks or, on the virtual clock, workers
+        # keys are rank numbers, or worker numbers on the virtual clock
+        self.injectors: dict[int, Injector] = {}
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
         self.memory: Memory | None = None  # set by strategies that divide the model among ranks
@@ -71,16 +72,18 @@ class RankState:
         reset(experiment)
         self.model = build_model(experiment, source)
         self.divide_data()
-        self.recorder: Recorder | None = None  # programs add rows to the recorder without callbacks
+        # a strategy's programs add rows to the recorder directly, without Keras callbacks
+        self.recorder: Recorder | None = None
         self.interleaving: list[Event] = []
-        # Set by training in other frameworks and by simulations.
+        # Other frameworks and simulations set a description of their own exchange.
         self.exchanged: dict[str, JSON] | None = None
         user_callbacks = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(user_callbacks)
         self.progress = Progress(self.feed.steps)
         self.checkpoint_context: CheckpointContext | None = None
         self._training_state: TrainingState | None = None
-        self.chosen: dict[str, JSON] = {}  # values that `once` measured; saved in checkpoints
+        # values that the method `once` has measured; checkpoints contain them
+        self.chosen: dict[str, JSON] = {}
         self.checkpoints: dict[str, JSON] | None = None  # number and cost of saved checkpoints
         self.user_optimizer = (
             self.model.optimizer if self.model.compiled else None
@@ -92,8 +95,8 @@ class RankState:
 
     def divide_data(self) -> None:
         """Divide the training and validation data among the current ranks."""
-        # Programs train on the batches from the method `batches`. From the feed, programs use only
-        # the validation rows and the number of training steps.
+        # A strategy's programs read their training batches from the method `batches`. From `feed`,
+        # a strategy's programs use only the validation rows and the number of training steps.
         uses_programs = self.experiment.uses_programs
         experiment = self.experiment
         if uses_programs:
@@ -213,7 +216,7 @@ class RankState:
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    r"""A learning rate that grows linearly, from that of one worker to the scaled rate.
+    r"""A learning rate that grows linearly from one worker's rate to the scaled rate.
 
     The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). Here η is the learning rate of one
     worker, k the scaling factor, t the training step, and T the number of warmup steps.
@@ -301,7 +304,7 @@ def _compile_options(
 ) -> dict[str, CompileOption]:
     options: dict[str, CompileOption] = {}
     if model.compiled:
-        # The compile arguments are used as original objects, because custom functions may not be
+        # The original objects are used as compile arguments, because custom functions may not be
         # registered with Keras.
         compile_arguments = model._compile_config.config
         options = {

@@ -16,9 +16,8 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # minimum interval in seconds between two reports
-# Number of steps from a rank's request until all ranks act on the request. A distance of one step
-# would not suffice, because a rank that exchanges by priority may be one step ahead of another
-# rank.
+# Number of steps from a rank's request until all ranks act on the request. One step would not
+# suffice. With priority scheduling of the exchange, a rank may be one step ahead of another rank.
 AHEAD = 2
 
 
@@ -58,7 +57,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.begin = 0
         self.stopped = False
         self.timeline: Timeline | None = None  # timeline from the strategy or from the exchange
-        self._compressed: Any = None  # the exchange's reduction with compression, if any
+        self._compressed: Any = None  # the compressed reduction of the exchange, or None
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -99,7 +98,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
-        """Record loss and rows of a strategy's own step; `loss` is None if this rank lacks it."""
+        """Record the loss and row count of a step; `loss` is None if this rank does not know it."""
         self._loss.assign(math.nan if loss is None else loss)
         self._samples.assign(0 if loss is None else samples)
 
@@ -145,7 +144,7 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
-                # The compute time is what remains of the step's time; it is 0 if the exchange
+                # The compute time is the rest of the step's time. The rest is 0 if the exchange
                 # overlapped all computation.
                 "compute_seconds": max(
                     0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
@@ -174,7 +173,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self._send(self.communicator.clock.now())
 
     def put(self, row: Row) -> None:
-        """Add the history row of a step that other code (such as a program) has measured."""
+        """Add the history row of a step that other code, such as a program, has measured."""
         self.rows.append(row)
         self._report_if_due(self.communicator.clock.now())
 
@@ -183,7 +182,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.epochs.append(metrics)
 
     def is_stop_requested(self) -> bool:
-        """Return whether a user has asked to stop; this is polled every 0.25 seconds."""
+        """Return whether a user has asked to stop; poll the request every 0.25 seconds."""
         now = self.communicator.clock.now()
         if not self.stopped and now - self._polled_at > SEND_EVERY:
             self._polled_at = now
@@ -236,18 +235,18 @@ class Position(NamedTuple):
     step: int = 0
 
     def done(self, steps: int | None) -> int:
-        """Return the steps since training began, or, if `steps` is None, since the epoch began."""
+        """Return the steps since training began; if `steps` is None, since the epoch began."""
         return self.step if steps is None else self.epoch * steps + self.step
 
 
 class Progress(keras.callbacks.Callback):
     """Tracks the position in a training, and the Keras metrics of an interrupted epoch.
 
-    This callback runs after the user's callbacks, so what they change after a step counts as part
-    of the step.
+    This callback runs after the user's callbacks, so a step includes their changes.
 
     Args:
-        steps: Number of training steps per epoch. None: an epoch lasts until the data end.
+        steps: Number of training steps per epoch. If None, an epoch lasts until the end of the
+            data.
 
     Attributes:
         position: Number of completed epochs, and of completed steps in the current epoch, on this

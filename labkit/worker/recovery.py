@@ -30,10 +30,10 @@ class Recovery(keras.callbacks.Callback):
     before all others have taken step s. After a failure, each survivor has completed either s or
     s+1 steps, because no rank is further ahead. A survivor that has completed the most steps
     broadcasts its state, so no step is applied twice. If no survivor has taken step s, all
-    survivors repeat step s with the same global batch \(B_s\). In a repeated step, the rows of the
-    batch are divided again, among the survivors, by their shares. The part of survivor r ends at
-    row \(\lfloor |B_s| C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every sample
-    is trained once per epoch, even after a failure.
+    survivors repeat step s with the same global batch \(B_s\). In a repeated step, the survivors
+    divide the rows of the batch again, in proportion to their shares. The part of survivor r ends
+    at row \(\lfloor |B_s| C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every
+    sample is trained once per epoch, even after a failure.
 
     In an epoch with a failure, the metrics lack the rows of failed ranks, and count the rows of a
     repeated step twice. Residuals and layer states of failed ranks are lost.
@@ -46,7 +46,7 @@ class Recovery(keras.callbacks.Callback):
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
-        stretches: History of the group of ranks: each entry names ranks that trained together, and
+        stretches: History of the group of ranks. Each entry names ranks that trained together, and
             their first step.
     """
 
@@ -72,7 +72,7 @@ class Recovery(keras.callbacks.Callback):
             self._exchange.compressed.save_states()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Record that a step ended; a recovery's cost includes the first step after recovery."""
+        """Record that a step ended; after a recovery, record the seconds of the first step."""
         self._under_way, self._steps_taken = False, self._progress.taken + 1
         if self.faults and "repeat" not in self.faults[-1]["seconds"]:
             self._record_repeat_seconds(self.faults[-1]["seconds"])
@@ -83,11 +83,11 @@ class Recovery(keras.callbacks.Callback):
         self._tests = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Record that validation has ended, so the metric states are those of training again."""
+        """Record that validation has ended, and that the metric states belong to training again."""
         self._tests = False
 
     def recover(self) -> None:
-        """Continue training with the surviving ranks; all of them call this together."""
+        """Continue training with the surviving ranks (collective over the survivors)."""
         while True:
             try:
                 return self._recover()
@@ -99,7 +99,7 @@ class Recovery(keras.callbacks.Callback):
     def _recover(self) -> None:
         noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        # If a callback that runs later noticed the failure, `progress` has not counted the current
+        # If a later callback of the same step noticed the failure, `progress` has not counted the
         # step yet.
         if self._steps_taken > self._progress.taken:
             self._progress.on_train_batch_end(0)
@@ -141,7 +141,8 @@ class Recovery(keras.callbacks.Callback):
     def _agree(self) -> tuple[int, int]:
         """Take over the state of a surviving rank that has taken the most steps.
 
-        If several ranks have taken the most steps, a rank that has ended the epoch is preferred.
+        If several ranks have taken the most steps, a rank that has ended the epoch provides the
+        state.
 
         Returns:
             The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer
@@ -185,7 +186,7 @@ class Recovery(keras.callbacks.Callback):
         return {"step": self._progress.taken, "ranks": list(self._communicator.numbers)}
 
     def _record_repeat_seconds(self, seconds: dict[str, float]) -> None:
-        """Record a usual step's time as "repeat"; record the rest, a new tracing, as "trace"."""
+        """Record a step's usual time as "repeat", and the extra time of retracing as "trace"."""
         spent, recorder = self._clock.now() - self._step_start, self._session.recorder
         usual = [row["seconds"] for row in recorder.rows[1:]] if recorder is not None else []
         seconds["repeat"] = min(spent, float(np.median(usual))) if usual else spent

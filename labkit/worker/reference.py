@@ -1,4 +1,4 @@
-"""The reference of the equivalence check: training in one process, whose weights are cached."""
+"""Training in one process, whose cached weights are the reference of the equivalence check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from labkit.worker.session import TrainingSession
 
 
 class ArrayCache:
-    """A folder of files with arrays; they are written atomically, so readers see complete files.
+    """A folder of array files; each file is written atomically, so readers see complete files.
 
     Args:
         folder: Folder of the cached files.
@@ -95,11 +95,11 @@ _OF_RANKS = (
 
 
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
-    """Return smaller row counts for the data set and for a batch, with the same remainders.
+    """Return fewer rows for the data set and for a batch, such that the remainders stay equal.
 
-    Example: for 8 parts, 8,292 rows in batches of 1024 become 540 rows in batches of 64. Both data
-        sets have 8 full batches and one partial batch, so the small data set reveals the same
-        errors.
+    Example: for 8 parts, 8,292 rows in batches of 1024 become 540 rows in batches of 64. The large
+        and the small data set have 8 full batches and one partial batch each, so they reveal the
+        same errors.
 
     Args:
         rows: Number of rows in the data set.
@@ -168,9 +168,9 @@ def _train(
         plan = plan_of(short, source.rows(process), shares, source.labels)
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    # If the user compiled an optimizer, this object itself is used, because a copy may be
-    # incomplete. If the user compiled no optimizer, a new optimizer gets the learning rate of the
-    # ranks.
+    # If the user compiled the model with an optimizer, training uses the same object, because a
+    # copy may be incomplete. If the user compiled no optimizer, a new optimizer gets the learning
+    # rate of the ranks.
     session.compile(
         watch(
             make()
@@ -184,7 +184,7 @@ def _train(
 
 
 def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> str:
-    """Return a cache key from all that affects the weights, so that runs can share weights."""
+    """Return a cache key that covers everything that affects the trained weights."""
     record = {name: v for name, v in short.to_json().items() if name not in _OF_RANKS}
     batches: JSON = None
     if (

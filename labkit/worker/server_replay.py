@@ -28,7 +28,7 @@ OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "a
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """Return a function (number of weights) -> update rule, or the reason why no rule exists."""
+    """Return a function that creates the update rule for n weights, or the reason for no rule."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
@@ -46,9 +46,9 @@ class StalenessCorrection(NamedTuple):
     Attributes:
         remedy: Name of the staleness correction.
         average: Expected staleness of gradients, in updates.
-        share: Factor by which each gradient is multiplied within one clock of stale synchronous
-            training; 1: no scaling.
-        compensation: Factor λ of the delay compensation; 0: no compensation.
+        share: Constant factor of each gradient. The factor is 1 / number of workers for stale
+            synchronous training that does not correct the learning rate, and otherwise 1.
+        compensation: Factor λ of the delay compensation. The value 0 means no compensation.
     """
 
     remedy: str = "None"
@@ -69,7 +69,7 @@ class StalenessCorrection(NamedTuple):
         return cls(remedy, average, 1 / workers if by_clock else 1.0, strength)
 
     def factor(self, staleness: int) -> float:
-        """Return the factor of the learning rate for a gradient with this staleness, in updates."""
+        """Return the learning rate's factor for a gradient; its staleness is given in updates."""
         old = {RATE_CORRECTIONS[0]: float(staleness), RATE_CORRECTIONS[1]: self.average}.get(
             self.remedy, 1.0
         )
@@ -87,17 +87,16 @@ def replay(
 ) -> Vector:
     """Apply the logged updates in the logged order, and return the resulting weights.
 
-    Each gradient is computed again, at the versions of the weights that the log states for the
-    gradient. The result differs from the trained weights if a worker used other versions than the
-    log states.
+    The replay computes each gradient again at the weight versions that the log names. The result
+    differs from the trained weights if a worker used other weight versions than the log names.
 
     Args:
         roles: Roles of all processes: servers, workers, and the part of the weights on each server.
         events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
-        rule: Function from the number of weights on a server to the update rule for the server.
+        rule: Function that takes a server's number of weights and returns the server's update rule.
         rate: Function from an update number (from 0) to the learning rate.
         compute_gradient: Function (worker, step, weights) that returns the worker's gradient.
-        make_channel: Function (worker, server) that creates one end of the channel between them.
+        make_channel: Function (worker, server) that creates one end of their message channel.
         correction: The staleness correction of the strategy.
 
     Raises:
@@ -191,7 +190,7 @@ class _Gradients:
         )
 
     def mean(self, server: int, update: Sequence[Event]) -> tuple[Vector, float]:
-        """Return the weighted mean of an update's gradients, and a factor of the learning rate."""
+        """Return an update's weighted mean gradient, and the factor for its learning rate."""
         state, part = self._servers[server], self._roles.part(server)
         total = np.zeros(part.size, self._roles.weights.dtype)
         rows = weight = 0.0
@@ -214,7 +213,7 @@ class _Gradients:
         return self._gradients[key].pop(server)
 
     def _compute(self, worker: int, step: int) -> dict[int, Vector]:
-        """Return the parts of a worker's next gradient by server, as each server decodes them."""
+        """Return a worker's next gradient, one part per server, as each server decodes its part."""
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]
@@ -235,7 +234,7 @@ class _Gradients:
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
-    """Return, for each update of a server, the events of the gradients that the update combines."""
+    """Return the events of a server, grouped by the update that combines their gradients."""
     updates: dict[int, list[Event]] = {}
     for event in events:
         if event["server"] == server and event["update"] >= 0:

@@ -30,9 +30,9 @@ class ServingSpec:
         file: Saved Keras model, given as a path or as bytes.
         x: Array (rows, …) of input rows, which arrive at rank 0. If a batch has more rows than x,
             the rows of x are repeated.
-        ways: The strategies to compare, by name.
-        networks: The networks to emulate, by name; None: no emulation.
-        batch_sizes: The numbers of rows in a batch to compare.
+        ways: The strategies to compare, keyed by name.
+        networks: The networks to emulate, keyed by name. The value None means no emulation.
+        batch_sizes: The batch sizes to compare, in rows.
         repeats: How many single batches are timed for each size, strategy and network.
         streams: How many streams of batches are timed for each size, strategy and network.
         under_way: Number of batches in one stream; the server may process several of them at once.
@@ -127,7 +127,7 @@ class _Benchmark:
         self._differences = dict.fromkeys(spec.ways, 0.0)
 
     def all(self) -> ServingResult:
-        """Time all calls, with servers and batch sizes taking turns, and return the results."""
+        """Time all calls and return the results; servers and batch sizes alternate."""
         cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
             self._time_call("first", place, size)

@@ -52,7 +52,8 @@ class TrainingSession(RankState):
         self, experiment: Experiment, communicator: Communicator, source: DataSource
     ) -> None:
         super().__init__(experiment, communicator, source)
-        self.stage: ComputeBackend | None = None  # set if the strategy runs as a set of programs
+        # set if the strategy runs one program per server and worker
+        self.stage: ComputeBackend | None = None
         self.recovery: Recovery | None = None  # set if training can survive rank failures
         # Set if spare ranks may replace failed ranks.
         self.peer_recovery: PeerMemoryRecovery | None = None
@@ -75,7 +76,7 @@ class TrainingSession(RankState):
         Args:
             callbacks: Keras callbacks that the strategy needs.
             exchange: Gradient exchange, which the surviving ranks set up again after a rank
-                failure. None: a rank failure ends training.
+                failure. If None, a rank failure ends training.
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange, self._provide_state)
@@ -164,7 +165,7 @@ class TrainingSession(RankState):
         callback_list.on_train_end()
 
     def set_checkpoints(self, checkpoint_context: CheckpointContext) -> None:
-        """Save checkpoints during training, which starts from a checkpoint if there is one."""
+        """Save checkpoints during training, and resume from a checkpoint if there is one."""
         self.checkpoint_context = checkpoint_context
         if checkpoint_context.resume is not None and checkpoint_context.resume.same:
             self.chosen = dict(checkpoint_context.resume.manifest["chosen"])
@@ -214,7 +215,8 @@ class TrainingSession(RankState):
 
         Args:
             name: Name of the child's task, such as "worker 1".
-            config: Value of the environment variable TF_CONFIG; None: one process runs all workers.
+            config: Value of the environment variable TF_CONFIG, or None if one process runs all
+                workers.
             folder: Folder for data that other processes read, too.
             inside: Command prefix that starts the process in another place, such as a network
                 namespace.

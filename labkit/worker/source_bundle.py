@@ -31,8 +31,8 @@ def pack(modules: str) -> SourceBundle:
     ):  # if two folders have a file with the same name, the file of the earlier folder is used
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
-        # Files that cannot be read are skipped, such as lock files of editors, which are links to
-        # nothing.
+        # Unreadable files are skipped, for example an editor's lock file, which is a broken
+        # symbolic link.
         files = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
         packed |= {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
     return packed
@@ -46,8 +46,8 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
 
     Args:
         folder: Working folder of the caller.
-        modules: Folders from which the caller imports modules; "": none.
-        luggage: Bundle of source files from `pack`. None: the rank is on the caller's host.
+        modules: Folders from which the caller imports modules. The value "" means no folders.
+        luggage: Bundle of source files from `pack`. If None, the rank runs on the caller's host.
     """
     is_local = luggage is None
     if luggage and not _matches(imports.split_folders(modules), luggage):
@@ -59,7 +59,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
 
 
 def _matches(folders: Sequence[str], luggage: SourceBundle) -> bool:
-    """Return whether bundled files equal the files that a search of the folders finds first."""
+    """Return whether an import from the folders finds the same files as the bundle contains."""
     try:
         return all(
             _first(folders, name).read_bytes() == content for name, content in luggage.items()

@@ -26,7 +26,7 @@ class ReplicaDriftError(LabkitError):
 
 
 class ReplicaDriftCheck(keras.callbacks.Callback):
-    """Compares the replicas' weights and optimizer states at an interval of steps.
+    """Compares the replicas' weights and optimizer states every few steps.
 
     If the replicas differ, all ranks go back to the last common state and repeat the steps since
     then. If a rank gets a different result in the repetition than before, this rank was faulty. An
@@ -52,7 +52,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._common_state = self._state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare replicas at an interval; raise ReplicaDriftError on all ranks if they differ."""
+        """Compare replicas every few steps; raise ReplicaDriftError on all ranks if they differ."""
         self._step = self._progress.taken + 1
         self._marks.append(self._quick_sums())
         if self._step % self._every:
@@ -118,7 +118,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         return self._communicator.allgather(local_sums, "the checksums of the weights")
 
     def _quick_sums(self) -> Sums:
-        """Return the sum of each variable's bits; sums are faster to compute than checksums."""
+        """Return each variable's bit patterns summed as integers, faster than a checksum."""
         arrays = (np.asarray(variable.value) for variable in self._compared)
         return tuple(int(a.reshape(-1).view(f"u{a.itemsize}").sum()) for a in arrays)
 
@@ -168,7 +168,7 @@ def _inject_faults(session: TrainingSession) -> None:
 
 
 class StepMonitor(keras.callbacks.Callback):
-    """A callback that tells the fault injector and the guard the number of each training step.
+    """A callback that tells the fault injector and the NaN check each training step's number.
 
     After a step, the callback also reports a loss that is NaN or infinite although all gradients
     were finite.
@@ -184,7 +184,7 @@ class StepMonitor(keras.callbacks.Callback):
         self._progress, self._step = session.progress, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Tell the guard and the fault injector that a training step begins."""
+        """Tell the NaN check and the fault injector that a training step begins."""
         self._step = self._progress.taken
         if self._guard is not None:
             self._guard.step = self._step

@@ -27,7 +27,7 @@ AHEAD = 4  # maximum number of steps scheduled beyond the last result
 
 
 class TensorFlowTraining:
-    """A model and optimizer in the scope of a TensorFlow strategy, and the plan of its batches."""
+    """A model and its optimizer in the scope of a TensorFlow strategy, and the batch plan."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         import tensorflow as tf
@@ -67,7 +67,7 @@ class TensorFlowTraining:
         return self.strategy.run(self._train, args=(x, y, share))
 
     def _train(self, x: tf.Tensor, y: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Train one replica for a step; scale its loss by its share of rows; sum the gradients."""
+        """Train one replica for a step; weight its loss by its rows, and sum the gradients."""
         import tensorflow as tf
 
         variables = self.model.trainable_variables
@@ -89,7 +89,7 @@ class TensorFlowTraining:
 
 
 class SynchronousTraining(TensorFlowTraining):
-    """Synchronous training: each replica has a part of each batch; TensorFlow sums gradients."""
+    """Synchronous training: replicas train on parts of a batch; TensorFlow sums gradients."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         from labkit.worker.rank_state import sample_rank
@@ -115,7 +115,7 @@ class SynchronousTraining(TensorFlowTraining):
 
         distribute = self.strategy.experimental_distribute_values_from_function
         distributed = [distribute(make_value(part)) for part in range(3)]
-        # the measured time excludes the input of the batches, which are ready at this point
+        # the timer starts after the batches have been read
         start = self.clock.now()
         replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
@@ -147,7 +147,7 @@ class CoordinatedTraining(TensorFlowTraining):
         self._worker_step = tf.function(self._run_worker_step)
 
     def step(self) -> tuple[float, float]:
-        """Fetch the results of as many worker steps as there are workers, from any workers.
+        """Wait for as many finished steps as there are workers, whichever workers took them.
 
         Returns: The mean loss of the fetched results, and the seconds since the previous call
             ended.

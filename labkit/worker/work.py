@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RemoteStream:
-    """The rank's end of a progress stream; the submitting process writes records to a folder.
+    """A rank's end of a progress stream, used if the rank and the submitter share no folder.
 
     The rank publishes records as data of its ipyparallel call, so this object must be created
     within that call. A request to stop arrives as an abort of the call. ipyparallel drops calls
@@ -74,7 +74,7 @@ def work(
         communicator: Communicator of the ranks that run the experiment.
         experiment: Experiment to train; its `ranks` equals the size of the communicator.
         checkpoint_context: Folder and frequency of checkpoints, and the checkpoint to resume from.
-            None: no checkpoints.
+            If None, the rank saves no checkpoints.
         report: Function (kind, records) that receives progress records, see
             `labkit.records.stream`.
         stop_asked: Function that rank 0 polls. If `stop_asked` returns True, all ranks end training
@@ -114,7 +114,7 @@ def work(
 
 
 def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
-    """Return the slowdown of each slow rank: all ranks of slow workers, and slow extra ranks."""
+    """Return the slowdown of each rank of a slow worker, and of each slow extra rank."""
     workers, slow = experiment.workers, experiment.slowdowns
     slowdowns = {rank: slowdown for rank, slowdown in slow.items() if rank >= workers}
     for worker in slow.keys() - slowdowns.keys():
@@ -202,7 +202,7 @@ def _whole(
     exchange: dict[str, JSON] | None,
     peer_recovery: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
-    """Wait until all ranks have ended; return the results on the first rank, None on others."""
+    """Wait until all ranks have ended; return the results on the first rank, otherwise None."""
     from labkit.records import write
 
     communicator, recovery = session.communicator, session.recovery
@@ -239,7 +239,7 @@ def prepare() -> None:
 def infer(
     communicator: Communicator, file: str | bytes, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
-    """Predict rows x with a saved model; return this rank's predictions, or None if it has no rows.
+    """Predict the rows of x with a saved model; return this rank's predictions, None if no rows.
 
     Args:
         communicator: Communicator of the ranks that compute predictions together.
@@ -260,13 +260,14 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory use of a rank with a whole model; divided models record their own."""
+    """Return the memory use of a rank, for strategies that do not divide the model."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    # Workers that are simulated as programs share the memory of one process.
+    # All workers of a simulation share one process, so the memory use of the process is not that of
+    # one worker.
     look = workers == 1 and not experiment.uses_programs
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 

@@ -68,7 +68,7 @@ STRETCH = 4  # number of steps timed as one block, unless the strategy has an av
 
 
 class Effort(NamedTuple):
-    """The amount of measurements that a calibration makes.
+    """The number of repeats, sizes and networks that a calibration measures.
 
     Attributes:
         rounds: Number of rounds over all models and batch sizes; each round traces all graphs
@@ -119,10 +119,11 @@ def calibrate(
             experiment with at most `workers` ranks, whole steps of its strategy are also measured.
         workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
         batches: Batch sizes per rank, in samples, at which steps are measured.
-        threads: Numbers of threads per rank to measure; each number starts separate engines.
-        compressors: Compressors to time in addition to the strategies' compressors, as objects,
-            names or mappings of fields. None selects all compressors that have defaults for all
-            fields.
+        threads: Numbers of threads per rank. labkit starts new engines for each number, and
+            measures with them.
+        compressors: Compressors to time in addition to the strategies' own compressors. Each is an
+            object, a name, or a mapping of fields. None selects all compressors that have defaults
+            for all fields.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
         keep: Whether to merge the result into the stored calibration. labkit stores one calibration
             for each machine and each set of package versions.
@@ -130,9 +131,8 @@ def calibrate(
             always merged into this file.
         progress: Function that is called with each line of progress.
 
-    Returns:
-        The calibration; merged with earlier measurements, unless keep is False and no file is
-        given.
+    Returns: The calibration. It includes earlier measurements, unless `keep` is False and `file` is
+        None.
 
     Raises:
         InvalidInput: A number is less than 1, a list of numbers is empty, or a compressor is
@@ -298,7 +298,7 @@ def experiments_to_run(
     workers: int,
     trained: Callable[[Experiment], dict[str, Any]],
 ) -> list[Experiment]:
-    """Return the experiments to run: each strategy on each network, and each model on one rank.
+    """Return one experiment per strategy and network, and one per model and batch size.
 
     Args:
         experiments: Experiments with the strategies; experiments with more than `workers` ranks are
@@ -306,8 +306,8 @@ def experiments_to_run(
         batches: Batch sizes of the runs on one rank.
         networks: Networks to emulate.
         workers: Number of available ranks.
-        trained: Function that takes an experiment, and returns its fields that define the model and
-            the optimizer.
+        trained: Function that takes an experiment, and returns the fields that define its model and
+            optimizer.
     """
     alone = [
         Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))
@@ -337,7 +337,7 @@ def measured_ways(
     seconds: float,
     progress: Callable[[str], None],
 ) -> list[WayCost]:
-    """Run each experiment several times, interleaved; return the step time of each run.
+    """Run all experiments in turn, several times; return the step times of all runs.
 
     Args:
         cluster: Cluster with enough ranks for all experiments.
@@ -419,7 +419,7 @@ def _longer(
 
 
 def _stretch(strategy: Any, epoch: int | None) -> int:
-    """Return the number of steps per timed block: `STRETCH`, or the strategy's averaging period."""
+    """Return the steps per timed block: the strategy's averaging period, or else `STRETCH`."""
     period = strategy.get("period") if isinstance(strategy, dict) else None
     steps: int = epoch or 1 if period == "epoch" else period or 1
     return steps if steps > 1 else STRETCH

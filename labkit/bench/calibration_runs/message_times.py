@@ -53,7 +53,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return how much longer a ring's round takes on an emulated network than in simulation."""
+    """Return the seconds by which emulation lengthens each round of a ring allreduce."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -73,7 +73,7 @@ def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
 def overheads(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> list[Overhead]:
-    """Measure barriers, gradient buckets and parameter servers' messages (runs on ranks)."""
+    """Measure barriers, and the times of gradient buckets and server messages (on ranks)."""
     found = [
         ("meeting", 0, _meetings(communicator, repeats)),
         *_buckets(communicator, gradients, repeats),
@@ -171,7 +171,7 @@ def wanted(
     compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
     experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Return `compressors`, or all without required fields, and the strategies' compressors."""
+    """Return the given compressors (None: those without required fields) and the strategies'."""
     found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())

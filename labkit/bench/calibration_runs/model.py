@@ -36,8 +36,8 @@ class ModelSeen:
     """The measurement of one model at one batch size.
 
     Attributes:
-        steps: For each number of concurrent ranks and each kind of step, the median step seconds of
-            each round of measurement.
+        steps: Step times in seconds, as nested dictionaries: number of concurrent ranks, kind of
+            step, and one median per round.
         read: Seconds to read a batch.
         layers: Costs of the layers of the model.
         memory: Bytes of stored activations per row of the batch.
@@ -54,7 +54,7 @@ class ModelSeen:
 def look(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float, is_full: bool
 ) -> ModelSeen:
-    """Measure a model's steps; with `is_full`, also its layers and memory (runs on ranks)."""
+    """Measure a model's steps on ranks; if `is_full`, also measure its layers and memory."""
     from labkit.bench.calibration_runs.step_times import measured
 
     with _new_keras(communicator):
@@ -94,8 +94,8 @@ def _new_keras(communicator: Communicator) -> Iterator[None]:
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
     """Return the cost of each block of layers: its shares of the model's forward and backward time.
 
-    A model that cannot be split counts as one block. The overhead of a function call, measured on a
-    block without layers, is subtracted from the time of each block.
+    A model that cannot be split counts as one block. The time of each block excludes the overhead
+    of a function call. labkit measures the overhead with a block without layers.
     """
     from labkit.model_parallel.stages import Blocks, block_passes, footprint
 
@@ -145,7 +145,7 @@ def _shares(seconds: Sequence[float]) -> list[float]:
 
 
 def kind(part: keras.Model) -> str:
-    """Return the common class name of a block's trainable layers, or the block's class name."""
+    """Return the class name that all trainable layers share, or else the block's class name."""
     own = [each for each in part.layers if each.trainable_variables] or part.layers
     kinds = {type(each).__name__ for each in own} - {"InputLayer"}
     return kinds.pop() if len(kinds) == 1 else type(part).__name__
@@ -181,8 +181,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    The added time is the time of a joint step, minus the times of an independent step, of the
-    gradient bucket and of its allreduce.
+    The added time is a joint step's time minus three times: of an independent step, of the gradient
+    bucket, and of its allreduce.
 
     Args:
         cluster: Cluster of the ranks.
@@ -213,7 +213,7 @@ def replica_overhead(
 def cost(
     rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Return the cost of each step part as the difference of two kinds of steps' times.
+    """Return the cost of each part of a step, from the times of steps with and without it.
 
     Each kind of step does the same work as the previous kind, and one further part of the training
     step. The medians of all parts add up to the median time of the whole training step. The spread

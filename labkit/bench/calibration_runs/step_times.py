@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
 TURN = 0.2  # maximum seconds spent on one kind of step in a round
-# Allowed numbers of successive steps of a kind in a round; the largest number that fits into TURN
-# is used.
+# Allowed numbers of successive steps of one kind in a round. labkit uses the largest number whose
+# steps take at most TURN seconds.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
-BATCHES, AHEAD = 20, 2  # numbers of batches: read in total, and left untimed at the beginning
+BATCHES, AHEAD = 20, 2  # numbers of batches: read in total, and read before the timing begins
 
 
 class StepTimes(NamedTuple):
     """The measurement of a model at one batch size.
 
     Attributes:
-        steps: For each number of concurrent ranks and each kind of step, the median step seconds of
-            the slowest rank in each round.
+        steps: Step times of the slowest rank in seconds, as nested dictionaries: number of
+            concurrent ranks, kind of step, and one median per round.
         read: Seconds to read a batch without concurrent work.
         session: The training session, for further measurements of its model.
     """
@@ -53,16 +53,17 @@ def measured(
 ) -> StepTimes:
     """Measure the step times of independent ranks, while 1, 2, … ranks compute concurrently.
 
-    Each rank trains alone, as `AllReduce` with one worker does. Besides the steps of `fit`, the
-    forward pass, the gradients and the updates of the same model are timed. Each step starts after
-    a barrier of the ranks that compute; all other ranks wait.
+    Each rank trains alone, as `AllReduce` with one worker does. The forward pass, the gradients and
+    the updates of the same model are also timed, without `fit`. Each step starts after a barrier of
+    the ranks that compute; all other ranks wait.
 
     Args:
         communicator: Communicator of all ranks that may compute concurrently.
         experiment: Experiment with one worker.
         rows: Number of rows in the batch of one rank.
         seconds: Seconds after which no further round of measurement begins.
-        kinds: Kinds of steps to time: keys of the dictionary that `parts` returns, or "fit".
+        kinds: Kinds of steps to time. Each is a key of the dictionary that `parts` returns, or
+            "fit".
         exchanges: Whether all ranks train jointly; then "fit" is the only kind.
     """
     size = communicator.size
@@ -95,8 +96,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    Without the pause, the step time could include a wait for input. The more other work a step
-    does, the shorter the wait for input would be.
+    Without the pause, the step time could include a wait for input. Without the pause, steps with
+    much other work would wait less for input than steps with little work.
 
     Args:
         clock: Clock that measures the pause.
@@ -138,7 +139,7 @@ class Turns(keras.callbacks.Callback):
         }
 
     def set_model(self, model: keras.Model) -> None:
-        """Trace all kinds of steps except `fit` before further callbacks wrap the Keras model."""
+        """Trace each kind of step except `fit`, before other callbacks wrap the Keras model."""
         super().set_model(model)
         batch, experiment = next(iter(self._session.feed.train)), self._session.experiment
         expected, rows = (
@@ -205,7 +206,7 @@ class Turns(keras.callbacks.Callback):
 def parts(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: Any
 ) -> dict[str, Callable[[], object]]:
-    """For each kind of step except those of `fit`, return a compiled function of one batch."""
+    """Return one compiled function per kind of step except "fit"; it runs a step on `batch`."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     variables = model.trainable_variables
     optimizer.build(variables)

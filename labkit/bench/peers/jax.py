@@ -53,7 +53,7 @@ class JaxPeer:
         self._jax.distributed.shutdown()
 
     def _row(self, values: np.ndarray) -> Any:
-        """Return a distributed matrix; `values` is the row that this process contributes."""
+        """Return a matrix that is distributed by rows; `values` is the row of this process."""
         return self._jax.make_array_from_process_local_data(self._divided, values[np.newaxis])
 
 
@@ -67,7 +67,7 @@ class Steps:
         jax: The module `jax`.
         case: Model and batch size.
         rank: Rank whose batch of data is used.
-        weights: Sharding of the weights over the processes.
+        weights: JAX sharding with which the weights are placed on devices.
         rows: Sharding of the rows of the batch over the processes.
     """
 

@@ -1,6 +1,6 @@
 """Benchmark rows of other frameworks ("peers"), and start and end of their processes.
 
-Each row has the fields of a row of `labkit.bench.exchange`; the processes run on this machine.
+A row has the same fields as a row of `labkit.bench.exchange`. All processes run on this machine.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
 
 
 class PeerComparison:
-    """Other frameworks, measured alternately with labkit on the same cases and by the same rules.
+    """Measurements of other frameworks, in turn with labkit, on the same cases and in the same way.
 
     Each call of `turn` starts new processes on this machine; each process has one thread, and
-    processes communicate over loopback. No process of a framework runs while another framework is
-    measured, so frameworks do not slow each other down.
+    processes communicate over loopback. At any time, processes of only one framework run, so that
+    frameworks do not slow each other down.
 
     Args:
         names: Names of other frameworks, such as "ddp" or "horovod".
@@ -95,8 +95,8 @@ class PeerComparison:
     def rows(self, local_rows: Sequence[Row] = ()) -> list[Row]:
         """Return three rows per framework and case: local step, step with exchange, allreduce.
 
-        If the ranks end with unequal weights, the row of the step with exchange has no times, and
-        `remarks` gets a sentence.
+        If the weights of the ranks differ at the end, `remarks` contains a sentence. The row of
+        steps with exchange then has no times.
 
         Args:
             local_rows: Rows of labkit, with which the rows of other frameworks are compared.
@@ -133,13 +133,13 @@ class PeerComparison:
 
 
 def _ours(own: Sequence[Row], case: str) -> Row | None:
-    """Return the row of labkit's step with exchange for a case, or None if the row is missing."""
+    """Return labkit's row for steps with exchange in a case, or None if the case has none."""
     exchanged = [row for row in own if row["case"] == case and row.get("same_weights")]
     return next((r for r in exchanged if r["what"] == USUAL), next(iter(exchanged), None))
 
 
 def _comparison(theirs: Row, ours: Row | None) -> Row:
-    """Return the ratio of labkit's added time to the other framework's added time.
+    """Return labkit's added time divided by the other framework's added time.
 
     The result is empty if the added time of labkit or of the other framework is not positive. An
     added time that is not positive is smaller than the noise.
@@ -209,7 +209,7 @@ def _commands(peer: Installation, task: Task) -> list[list[str]]:
 
 
 def _mpirun(python: str) -> str:
-    """Return the mpirun beside the framework's Python, or one on PATH, but never labkit's."""
+    """Return the mpirun next to the framework's Python, or else on PATH; never labkit's own."""
     own = str(Path(sys.executable).parent)
     places = os.environ.get("PATH", "").split(os.pathsep)
     if python != sys.executable:
@@ -225,14 +225,14 @@ def _mpirun(python: str) -> str:
 def _environment(peer: Installation) -> dict[str, str]:
     # MPI variables are removed, because with them the framework's ranks would join the MPI job of
     # this process.
-    # As on labkit's ranks, one thread of each process computes, and one thread may wait for
-    # messages.
+    # As on labkit's ranks, each process has one thread that computes, and one thread that may wait
+    # for messages.
     return (
         outside_mpi(peer.python)
         | computing(1)
         | {
-            # Without fusion, Horovod saves two copies of the gradients. No other measured setting
-            # of Horovod is faster.
+            # Without fusion of tensors, Horovod does not copy the gradients twice. No other
+            # measured setting of Horovod is faster.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -2,10 +2,10 @@
 
     python foreign.py labkit.bench.peers.rank '{"peer": "ddp", "rank": 0, "cases": ["cnn"], ...}'
 
-All measured frameworks ("peers") use the shared-memory barrier of this module, and labkit's rules
-of timing. `labkit.frameworks.foreign` starts this module. The module depends only on NumPy, because
-it runs in the framework's Python, which may lack MPI and labkit's dependencies. Rank 0 prints the
-results.
+All measured frameworks ("peers") use the shared-memory barrier of this module. Their steps are
+timed in the same way as labkit's steps. `labkit.frameworks.foreign` starts this module. The module
+depends only on NumPy, because it runs in the framework's Python, which may lack MPI and labkit's
+dependencies. Rank 0 prints the results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Times(TypedDict):
 
 
 class Agreed(Times):
-    """Step times, and whether all processes have equal weights after the last step."""
+    """Step times, and whether the weights of all processes are equal after the last step."""
 
     same_weights: bool
 
@@ -80,8 +80,8 @@ class Meeting:
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size, self._count = rank, size, 0
-        # Each process has its own cache line for the barrier and its own row of results, because
-        # writes into a shared cache line are slow.
+        # Each process has its own cache line for the barrier, and its own row of results. Two
+        # processes that wrote into one cache line would be slow.
         whole = np.memmap(path, np.float64, "r+", shape=(size, 8 + STEPS))
         self._arrived, self._results = whole[:, 0], whole[:, 8:]
 
@@ -114,7 +114,7 @@ class Meeting:
 
 
 def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> Times:
-    """Measure all kinds of steps; return step times and added times, one median per repeat."""
+    """Measure all kinds of steps; return one median step time and added time per repeat."""
     taken = time_interleaved(steps, meeting.barrier, meeting.gather, repeats)
     return {"seconds": taken.seconds, "added": taken.added}
 
@@ -126,14 +126,14 @@ def same(meeting: Meeting, checksum: float) -> bool:
 
 
 def agreed(meeting: Meeting, times: Times, total: ArrayLike, checksum: float) -> Agreed:
-    """Return step times, and whether all processes have equal weights and sum correctly.
+    """Return step times, and whether the weights are equal and the test allreduce is right.
 
     Args:
         meeting: Barrier of all processes.
         times: Measured step times.
-        total: Sum over all processes; each process contributes an array filled with its rank plus
-            1. An allreduce of known values is verified, because the sum of a step's gradients is
-            unknown.
+        total: Sum of a test allreduce over all processes. Each process contributes an array whose
+            values are its rank plus 1. Only an allreduce of known values is verified, because the
+            correct sum of a step's gradients is unknown.
         checksum: Checksum of this process's weights after the last step.
     """
     right = np.allclose(total, meeting.size * (meeting.size + 1) / 2)

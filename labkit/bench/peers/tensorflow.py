@@ -34,7 +34,7 @@ class TensorFlowPeer(ABC):
 
     @abstractmethod
     def compiled(self, case: ModelCase, model: BenchModel) -> Compiled:
-        """Return a step of the model with exchange, and a function that sums over processes."""
+        """Return a training step with exchange, and a function that sums a tensor over ranks."""
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
         """Measure local steps, steps with exchange and allreduces; compare final weights."""

@@ -1,4 +1,4 @@
-"""The benchmark of PyTorch over gloo: of DistributedDataParallel, and of fully_shard (FSDP2).
+"""The benchmark of PyTorch over gloo: with DistributedDataParallel, or fully_shard (FSDP2).
 
 PyTorch is imported inside functions, because it is an optional package. `labkit.frameworks.torch`
 starts the process group and distributes the model, as in training with `ExternalFramework`.

@@ -1,7 +1,7 @@
 """Measurements of array transfers between two processes, over several transports.
 
-A further measurement shows the effect of a transport on the step time of training, and on the time
-to reach an accuracy.
+Another measurement trains a model over each transport. It shows the effect on the step time, and on
+the time to reach an accuracy.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ def plan(
     namespaces: bool = True,
     rate: str = RATE,
 ) -> Plan:
-    """Return the plan with all chosen transports and places that this machine supports.
+    """Return a plan with the chosen transports and places, if this machine supports them.
 
     Args:
-        transports: Names of transports; default: all, see `chosen`.
-        places: Names of places; default: all, see `chosen`.
+        transports: Names of transports. By default, all transports are chosen (see `chosen`).
+        places: Names of places (kinds of connection). By default, all places are chosen (see
+            `chosen`).
         namespaces: Whether to measure a link between two network namespaces. If a link between
-            namespaces is impossible, the plan contains the reason.
+            network namespaces is impossible, `left_out` of the plan contains the reason.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
 
     Raises:
@@ -99,12 +100,12 @@ def plan(
 
 
 def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> list[Row]:
-    """Measure the transfer of arrays between two processes, alternating between transports.
+    """Measure the transfer of arrays between two processes, with each transport in turn.
 
     One process sends an array of random bytes to the other process, which sends the array back
-    without a copy. The time of a transfer is half of the round-trip time: the median over the round
-    trips that fit into 0.3 s. TensorFlow's tasks send an array back and forth 32 times in one
-    traced call (2 times for arrays above 1 MiB).
+    without a copy. The time of a transfer is half of the median round-trip time. The round trips of
+    one transport and size take about 0.3 s. In one traced call, TensorFlow's tasks send an array
+    back and forth 32 times, or twice if the array is larger than 1 MiB.
 
     Args:
         wanted: Plan of the measurement, from `plan`.
@@ -112,11 +113,12 @@ def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> lis
         repeats: Number of rounds over all transports and sizes.
 
     Returns:
-        One row per transport, place and size. A row contains the spread of the time over repeats
-        (ms), `bandwidth` (bytes/s), and the number of `copies` of the array with their
-        descriptions. `processor_ns` is the CPU time of both processes in ns per byte, including
-        busy waiting. `tcp` is the ratio of the bytes sent by TCP to the array's bytes. `correct`
-        tells whether the returned array was bit-identical to the sent array.
+        One row per transport, place and size. A row contains the spread of the repeats' times (ms)
+        and `bandwidth` (bytes/s). `copies` is the number of copies of the array, with one
+        description per copy. `processor_ns` is the CPU time of both processes in ns per byte,
+        including busy waiting. `tcp` is the number of bytes that TCP sends, divided by the array's
+        size in bytes. `correct` tells whether the returned array was bit-identical to the sent
+        array.
 
     Raises:
         InvalidInput: `sizes` or `repeats` is out of range.
@@ -156,11 +158,10 @@ def train(
         batch_size: Batch size.
         repeats: Number of rounds over all transports.
 
-    Returns:
-        One row per transport and place: the spread over repeats of the median step time (ms), and
-        `bytes` of the weights, which each step fetches. `seconds_to_target` is the median over
-        repeats, or None if a repeat missed the target. `accuracy` is the accuracy of the worst
-        repeat.
+    Returns: One row per transport and place. A row contains the spread of the repeats' median step
+        times (ms). `bytes` is the size of the weights, which each step fetches. `seconds_to_target`
+        is the median over repeats, or None if a repeat missed the target. `accuracy` is the
+        accuracy of the worst repeat.
     """
     training = ServerTraining(epochs, widths, batch_size, target)
     found: dict[Way, list[Row]] = {way: [] for way in wanted.ways}
@@ -219,7 +220,7 @@ def _unlinked() -> str:
 
 
 def _real(rate: str) -> Network:
-    """Return a `Network` for which `TFDistribute` sets up a real link with the given rate."""
+    """Return a `Network` with the given rate, which `TFDistribute` turns into a real link."""
     return Network(latency=0, bandwidth=bits_of(rate) / 8, name=rate)
 
 
@@ -295,7 +296,7 @@ class ServerTraining(NamedTuple):
 
 
 def served(transport: Transport) -> ParameterServer:
-    """Return labkit's asynchronous parameter server strategy, equivalent to TensorFlow's."""
+    """Return labkit's asynchronous parameter server strategy, which computes as TensorFlow's."""
     return ParameterServer(servers=1, synchronous=False, transport=transport)
 
 

@@ -1,4 +1,4 @@
-"""The two processes that transfer arrays on request: MPI ranks, or TensorFlow tasks with gRPC.
+"""Two processes that transfer arrays on request: MPI ranks, or TensorFlow tasks with gRPC.
 
     python -m labkit.bench.transports.process                 # one of two MPI ranks
     python -m labkit.bench.transports.process NUMBER ADDRESS… # a TensorFlow task
@@ -82,8 +82,8 @@ class TransportPair:
     Args:
         communicator: Communicator of the two ranks.
         transport: Name of a transport in `labkit.communicator.TRANSPORTS`.
-        nbytes: Size of the arrays in bytes, which one-sided messages with static placement need in
-            advance.
+        nbytes: Size of the arrays in bytes. One-sided messages with static placement need the size
+            in advance.
     """
 
     def __init__(self, communicator: Communicator, transport: str, nbytes: int) -> None:
@@ -183,7 +183,7 @@ def serve_ranks() -> None:
 
 
 def round_trips_per_call(nbytes: int) -> int:
-    """Return how many round trips one call makes, so that the call's overhead is negligible."""
+    """Return the number of round trips in one call, which makes the call's overhead negligible."""
     return SMALL_COUNT if nbytes <= SMALL else LARGE_COUNT
 
 
@@ -191,8 +191,8 @@ def round_trips_per_call(nbytes: int) -> int:
 def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """Return a graph function that sends an array to the other task and back `count` times.
 
-    The function returns the array and the array's first element; the element can be fetched without
-    a copy of the array.
+    The function returns the array and the array's first element. The caller fetches only the
+    element, so that the array is not copied.
     """
     import tensorflow as tf
 
@@ -270,7 +270,7 @@ def serve_task(number: int, addresses: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve as an MPI rank, or as a TensorFlow task if there are command-line arguments."""
+    """Serve as a TensorFlow task if there are command-line arguments, or else as an MPI rank."""
     if arguments:
         serve_task(int(arguments[0]), arguments[1:])
     else:

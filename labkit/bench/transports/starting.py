@@ -2,8 +2,8 @@
 
 The benchmark's transports and places, their memory copies, and predicted times over RDMA.
 
-The predictions need no measurements, so the machine needs no RDMA hardware. The link is the preset
-of 100 Gb/s InfiniBand, the network of the measurements in the paper that `predict` cites.
+The predictions need no measurements, so the machine needs no RDMA hardware. The link is labkit's
+preset of 100 Gb/s InfiniBand. The paper that `predict` cites also measures on such a network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 from labkit.network import Network, finish_times
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# With UNATTACHED, Open MPI does not read another process's memory, as on kernels that forbid such
+# In the place UNATTACHED, Open MPI does not read another process's memory. Some kernels forbid such
 # reads (ptrace(2)).
 UNATTACHED = "shared memory, no attach"
 WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
@@ -64,7 +64,7 @@ _COPIES = {
     ("two_sided", LOOPBACK): _WAYS_TCP,
     ("two_sided", APART): _WAYS_TCP,
     ("one_sided", SHARED): _PUT,
-    ("one_sided", UNATTACHED): _PUT,  # an MPI window needs no reads of another process's memory
+    ("one_sided", UNATTACHED): _PUT,  # MPI windows work without reading another process's memory
     ("one_sided", LOOPBACK): _FRAGMENTS,
     ("one_sided", APART): _FRAGMENTS,
     ("one_sided_dynamic", SHARED): _READ,
@@ -84,7 +84,7 @@ class Way(NamedTuple):
     Attributes:
         transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
         place: Where the two processes run and communicate, one of `PLACES`.
-        copies: Descriptions of the copies of the whole array, one per copy.
+        copies: One description for each copy of the whole array that the transport makes.
     """
 
     transport: str
@@ -101,7 +101,7 @@ WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.i
 
 
 def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
-    """Return the combinations of the named transports and places; an empty sequence selects all.
+    """Return all combinations of the named transports and places; no name selects all names.
 
     Raises:
         InvalidInput: A name is unknown.
@@ -152,19 +152,18 @@ def predict(
 
     \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
 
-    where m is the number of sequential messages of latency λ, n the number of bytes over a link of
-    β bytes/s, and c the number of copies at γ bytes/s. The formula assumes that messages, the
-    transfer and the copies do not overlap. The formula for the time neglects kernel load, small
-    packets and memory registration.
+    where m messages of latency λ are sequential, n bytes pass a link of β bytes/s, and c copies are
+    made at γ bytes/s. The formula assumes that messages, the transfer and the copies do not
+    overlap. The formula for the time neglects kernel load, small packets and memory registration.
 
     Args:
         sizes: Array sizes in bytes.
-        network: The link, of which the latency and the bandwidth are used.
+        network: The network, whose latency and bandwidth are used.
         copy: Rate at which a CPU core copies memory, in bytes/s.
 
     Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. Xue et al. report
     training speeds, not transfer times. Xue et al. train up to 25 times as fast as with
-    TensorFlow's gRPC, and up to 169 % faster than with an RPC made for RDMA.
+    TensorFlow's gRPC. They also train up to 169 % faster than with an RPC made for RDMA.
     """
     link = Network.parse(network)
     assert link is not None  # tells the type checker that `network` is not None
@@ -187,7 +186,7 @@ def predict(
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
 _PROCESS = "labkit.bench.transports.process"
-# `OMPI_MCA_smsc` excludes those components of Open MPI that read the memory of another process.
+# `OMPI_MCA_smsc` disables the components of Open MPI that read the memory of another process.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
 # network device.
@@ -205,12 +204,12 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
     """Start two MPI ranks in one of the places `labkit.bench.transports.starting.PLACES`.
 
     For TCP, each rank gets a different host name. If both ranks had the same host name, Open MPI
-    would let them share the memory of a window regardless of the network.
+    would access a window through shared memory, whatever the network is.
 
     Args:
         place: Where the two ranks run and communicate, such as "TCP on loopback".
-        namespaces: Network namespaces of the two ranks; None: the ranks communicate over loopback
-            or within one host.
+        namespaces: Network namespaces of the two ranks. If None, the ranks communicate over
+            loopback or in shared memory.
 
     Raises:
         LabkitError: The ranks ended early; the message contains their last lines of output.
@@ -231,7 +230,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        # Command-line options set `btl` and `osc` to the values that the place requires.
+        # The command line sets `btl` and `osc`, because their values depend on the place.
         del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
@@ -280,7 +279,7 @@ def hosts_wanted() -> str:
 
 
 def _alone_with_a_device() -> list[str]:
-    """Return the command prefix that runs mpiexec in a network namespace with a network device."""
+    """Return a command prefix for mpiexec: a network namespace with a network device."""
     words = isolate("mpiexec")
     return [*words, "sh", "-c", _DEVICE] if words else []
 

@@ -95,7 +95,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return a transport's median seconds for a place and an array size; None if not measured."""
+    """Return the median seconds of a transport for a place and size; None without a row."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):
@@ -104,7 +104,7 @@ def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> flo
 
 
 def ratio(rows: Sequence[Row], other: str, at: str, place: str, nbytes: int = FOUR) -> float | None:
-    """Return a transport's time as a multiple of the time of one-sided messages (static placement).
+    """Return a transport's time divided by the time of one-sided messages (static placement).
 
     Args:
         rows: Rows that `measure` returns.

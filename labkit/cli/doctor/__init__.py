@@ -48,11 +48,11 @@ def checks_of(launcher: str, hosts_text: str) -> list[Check]:
     Args:
         launcher: The launcher of ranks: "local", "hosts" or "slurm".
         hosts_text: Hosts with their numbers of ranks, such as "a:2,b:2", or the path of a host
-            file; "" for other launchers than "hosts".
+            file. The text is empty if the launcher is not "hosts".
 
     Raises:
-        InvalidInput: The launcher is "hosts" but `hosts_text` is empty, or the launcher is not
-            "hosts" but `hosts_text` names hosts.
+        InvalidInput: The launcher is "hosts" without `hosts_text`, or `hosts_text` names hosts for
+            another launcher.
     """
     if (launcher == "hosts") != bool(hosts_text):
         raise InvalidInput(
@@ -75,8 +75,8 @@ def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
     """Run the checks of this machine, and yield their findings in the order of the checks.
 
     Some checks start two or three ranks for some seconds. Checks that wait for other processes run
-    concurrently with the remaining checks. All checks together take about as long as the longest
-    check, the import of TensorFlow.
+    in threads, concurrently with the other checks. All checks together take about as long as the
+    longest check, the import of TensorFlow.
     """
     with ThreadPoolExecutor(len(checks)) as pool:
         futures = {check: pool.submit(_findings, check) for check in checks if _waits(check)}

@@ -20,8 +20,8 @@ class Diagnosis:
     """A finding of `labkit doctor`, printed as one line.
 
     Attributes:
-        state: "ok" for no problem, "note" for a problem that does not prevent runs, or "broken" for
-            a problem that prevents runs.
+        state: "ok" if there is no problem, "note" if runs work in spite of the problem, or "broken"
+            if the problem prevents runs.
         what: A description of the finding.
         fix: A shell command or advice that solves the problem; "" if there is no problem or no fix.
     """

@@ -1,4 +1,4 @@
-"""Checks of Slurm: controller, nodes, PMI types, and MPI worlds that its job steps form."""
+"""Checks of Slurm (controller, nodes, PMI types), and of the MPI worlds that ranks form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"
-ROOM = 30  # maximum seconds until Slurm must grant an allocation to the check
+ROOM = 30  # seconds that Slurm may take to grant an allocation to the check
 OPTIONS = "LABKIT_SLURM"  # environment variable with options for salloc and srun
 
 
@@ -62,7 +62,7 @@ def nodes() -> Iterator[Diagnosis]:
 
 
 def offers() -> Iterator[Diagnosis]:
-    """Report srun's process management interfaces (PMI), by which ranks find each other."""
+    """Report the process management interfaces (PMI) with which srun connects ranks."""
     done = output([*login(), "srun", "--mpi=list"])
     # Some versions of srun print the list of PMIs on stderr.
     lines = (done.stdout + done.stderr).splitlines()
@@ -75,7 +75,7 @@ def offers() -> Iterator[Diagnosis]:
 
 
 def worlds() -> Iterator[Diagnosis]:
-    """Start two ranks with srun, and then two ranks with mpiexec in an allocation."""
+    """Start two ranks with srun, and afterwards two ranks with mpiexec in an allocation."""
     room = ["--nodes=1-2", "--spread-job", f"--ntasks={RANKS}", f"--immediate={ROOM}", "--time=2"]
     room += shlex.split(os.environ.get(OPTIONS, ""))
     rank = [sys.executable, "-P", "-c", RANK]
@@ -105,7 +105,7 @@ def worlds() -> Iterator[Diagnosis]:
 
 
 def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
-    """Check each host, then start one MPI world with all ranks that `listed` assigns to hosts."""
+    """Check all hosts, then start the given number of ranks on each host as one MPI world."""
     agent = connection.agent()
     results = probe([host.name for host in listed], agent)
     for host, wrong in results:

@@ -83,7 +83,7 @@ def data() -> Iterator[Diagnosis]:
 
 
 def memory() -> Iterator[Diagnosis]:
-    """Check free memory, and free shared memory, in which ranks store gradients."""
+    """Check the free memory, and the free shared memory (ranks store gradients there)."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -111,8 +111,7 @@ def disk() -> Iterator[Diagnosis]:
     }
     systems: dict[int, list[str]] = {}
     for what, folder in places.items():
-        # A folder that does not exist yet will be created on the file system of its nearest
-        # existing parent.
+        # If a folder does not exist yet, its nearest existing parent determines the file system.
         existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         places[what] = existing
         # Folders are grouped by device, because several folders often share one file system.
@@ -189,11 +188,11 @@ def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Di
 
 
 def _holders(folder: Path) -> Iterator[str]:
-    """Yield the processes and sweeps that hold leases on a cluster (its holders).
+    """Yield the processes and sweeps that use a cluster; each of them has a lease file.
 
     The name of a lease file is the process id or the sweep that holds the lease. The locks of lease
-    files are not tested, because closing a lease file would also release a lock of this process on
-    the file.
+    files are not tested. If this process has locked a lease file, closing the file again would
+    release the lock.
     """
     for lease in sorted((folder / "leases").glob("*")):
         pid, _, rest = lease.name.partition("-")
@@ -212,12 +211,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Return the pids of this user's engines and controllers, grouped by cluster lock file."""
+    """Return the pids of this user's engines and controllers: one list per cluster lock file."""
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
-            # The search reads the commands and environments of all processes, because no file lists
-            # an engine after the death of its cluster's supervising process.
+            # The search reads the commands and environments of all processes. After a cluster's
+            # supervising process has died, no file lists its engines.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)

@@ -59,7 +59,7 @@ def devices() -> list[str]:
 
 
 def gpus(count: int, names: list[str]) -> Diagnosis:
-    """Report the GPU that each rank uses, or why TensorFlow does not find all GPUs.
+    """Report which GPU each rank uses, or why TensorFlow does not find all GPUs.
 
     Args:
         count: Number of GPUs that TensorFlow finds.
@@ -79,7 +79,7 @@ def gpus(count: int, names: list[str]) -> Diagnosis:
 
 
 def chromium() -> Iterator[Diagnosis]:
-    """Report the browser that screenshots and tests in a browser use."""
+    """Report the browser that takes screenshots and runs the browser tests."""
     command = next(filter(None, map(shutil.which, BROWSERS)), None)
     mac = sys.platform == "darwin"
     if command is None:
@@ -163,8 +163,8 @@ def _disabled() -> set[str]:
         path = Path(folder) / "labconfig" / "page_config.json"
         if path.is_file():
             entries = json.loads(path.read_text()).get("disabledExtensions", {})
-            # In older configuration files, the disabled extensions are a list of names. A plugin of
-            # an extension has a name of the form "extension:plugin".
+            # Older configuration files contain the disabled extensions as a list of names. A plugin
+            # of an extension has a name of the form "extension:plugin".
             names = (
                 entries
                 if isinstance(entries, list)

@@ -1,4 +1,4 @@
-"""Checks of MPI: two ranks communicate, have the expected threads, and are bound to no cores."""
+"""Checks of MPI: whether ranks communicate, their number of threads, and their cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2
-# OpenMP reads these environment variables in each rank.
+# In each rank, OpenMP reads these environment variables, and may bind its threads to cores.
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Each rank prints its report as JSON in a single write, so that lines of different ranks do not
@@ -44,7 +44,7 @@ sys.stdout.write(json.dumps(report) + chr(10))
 
 
 class RankReport(TypedDict):
-    """The report of a rank about its MPI world, its MPI library, its threads and its cores."""
+    """A rank's report, with its MPI world size, MPI library, host, threads and cores."""
 
     size: int
     sum: int
@@ -104,7 +104,7 @@ def ranks() -> Iterator[Diagnosis]:
 
 
 def enclosure() -> list[str] | None:
-    """Return the command prefix that runs mpiexec in a network namespace; None if not permitted."""
+    """Return a command prefix for mpiexec: a network namespace; None if not permitted."""
     try:
         return isolate("mpiexec")
     # Without a network namespace, clusters bind mpiexec's sockets to loopback, or refuse to start.
@@ -113,12 +113,12 @@ def enclosure() -> list[str] | None:
 
 
 def rank_reports(done: subprocess.CompletedProcess[str]) -> list[RankReport]:
-    """Return the reports that the ranks of a command have printed, in any order."""
+    """Return the reports that the ranks of a finished command have printed, in any order."""
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
-    """Return why the processes of a command have not formed one MPI world; "" if they have."""
+    """Return why the ranks of a command form no common MPI world; "" if they form one."""
     if done.returncode != 0:
         return f"{Path(str(done.args[0])).name}: {last_line(done)}"
     reports = rank_reports(done)
@@ -196,7 +196,7 @@ def deaths() -> Iterator[Diagnosis]:
     tolerant.
     """
     command = [
-        *(enclosure() or ()),  # the check `ranks` reports a missing namespace
+        *(enclosure() or ()),  # if the namespace is missing, the check `ranks` reports its absence
         *launcher.mpiexec(FAULT_RANKS, outlives=True),
         sys.executable,
         "-P",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
-# Examples of headings are "Args:", "Args and source:", "Args, raises and source:", "Source:", … One
-# heading may name several sections.
+# One heading may name several sections. Examples are "Args:", "Args and source:", "Args, raises and
+# source:" and "Source:".
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -47,7 +47,7 @@ class Docstring:
 
     @property
     def source_function(self) -> str | None:
-        """Name of the function whose docstring has the source: `tree` for "Source: as `tree`."."""
+        """Name of the function in "Source: as `tree`", whose docstring states the source."""
         found = _ELSEWHERE.match(self.source)
         return found[1] if found else None
 
@@ -86,7 +86,7 @@ def parse(text: str | None) -> Docstring:
 
 
 def _heading(line: str) -> tuple[list[str], str] | None:
-    """Return a heading line's section names and the rest of the line; None if not a heading."""
+    """Return the section names in a heading line, and its other text; None if no heading."""
     head = _HEAD.fullmatch(line)
     if head is None:
         return None
@@ -112,7 +112,7 @@ _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a method; `default` is the repr of the default value, None if required."""
+    """A parameter of a method; `default` is the default value's repr, or None if required."""
 
     name: str
     default: str | None
@@ -137,8 +137,8 @@ class Method:
         parameters: The method's parameters, with defaults and descriptions.
         source: The publication: authors, title and year, with the arXiv number if one exists.
         differs: How the method differs from the method in the publication.
-        papers: Papers that the class of the method cites; if it cites none, the paper in `source`.
-        axes: The method's values on each axis of the taxonomy, by axis name in
+        papers: Papers that the class of the method cites, or else the paper in `source`.
+        axes: The method's values on the axes of the taxonomy. The keys are the axis names in
             `labkit.strategies.AXES`.
     """
 
@@ -159,7 +159,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of methods, which are the entries of one mapping.
+    """A family of methods: a dictionary (mapping) of methods, with texts about all of them.
 
     Attributes:
         title: Heading of the family's section.
@@ -188,7 +188,7 @@ class Family:
             else f"{self.template.format(name)}({known})"
         )
         own, *others = _documents(member)
-        # If several methods share a source, a common base class may state this source.
+        # A base class may state the source of several methods.
         origin = next(
             (d for d in (own, *others) if d.source and not d.source_function), Docstring("")
         )
@@ -258,8 +258,8 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """Yield a method's docstring, then docstrings of its source function or base classes."""
-    # The family of exchange schedules gives an explanation as text instead of a Python object.
+    """Yield a method's docstring, and then those of its source function or base classes."""
+    # The family of exchange schedules has texts instead of Python objects.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document
     if document.source_function:
@@ -274,7 +274,7 @@ def _papers(named: str, source: str) -> list[Paper]:
     """Return the papers in `named` (`Chen 2016, arXiv 1604.00981; …`), or the paper in `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
-    text = _ARXIV.sub("", source)  # an arXiv number could be mistaken for a year
+    text = _ARXIV.sub("", source)  # digits of an arXiv number could look like a year
     author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
     if author and year:
         return [Paper(f"{author[0]} {year[0]}", _number(source))]
@@ -327,7 +327,7 @@ def sources(notebooks: Path) -> dict[Path, str]:
 
 
 def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Path]:
-    """Return the notebooks that use a method, ordered by descending number of mentions.
+    """Return the notebooks that use a method; those that name it most often come first.
 
     A notebook uses a method if its code contains the method's name, or the name of the mapping of
     the method's family.
@@ -357,7 +357,7 @@ def placed(code: Mapping[Path, str]) -> list[Placed]:
     """Return all strategies, in the order of the families of methods.
 
     Args:
-        code: Source code of each notebook, by path.
+        code: Source code of the notebooks, with their paths as keys.
     """
     return [
         Placed(method, trying(family, method, code), kind)
@@ -368,13 +368,13 @@ def placed(code: Mapping[Path, str]) -> list[Placed]:
 
 
 def members(axis: str, place: str) -> list[str]:
-    """Return the names of the methods (of all families) that have the value `place` on an axis."""
+    """Return the names of all methods that have the value `place` on an axis."""
     every = [method for family in families() for method in family.methods()]
     return [each.name for each in every if place in each.axes.get(axis, ())]
 
 
 def axes() -> list[tuple[str, list[tuple[str, str, list[str]]]]]:
-    """Return each axis with its values; each value has a name, a description and methods."""
+    """Return all axes with their values; a value has a name, a description and methods."""
     return [
         (
             axis,

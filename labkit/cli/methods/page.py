@@ -179,8 +179,8 @@ def _either(places: Sequence[str]) -> str:
 
 TITLE = "Map of labkit's methods"
 MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
-# For one cell of the grid, `_Here` maps the name of each method to all entries of the method in the
-# cell.
+# `_Here` contains the methods in one cell of the grid: a dictionary of names, each with all entries
+# of the method in the cell.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 

@@ -43,7 +43,7 @@ from labkit.records.step_costs import (
 )
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower limit of the time axis / least drawn time; leaves room for text
+_ROOM = 0.7  # lower limit of the time axis, divided by the least drawn time, to leave room for text
 
 
 def bandwidth(
@@ -51,9 +51,9 @@ def bandwidth(
 ) -> Figure:
     """Draw the predicted step time of each method over bandwidth, and mark the fastest methods.
 
-    A formula predicts step time as the measured compute and codec time plus the time in which the
-    links transfer the measured bytes. Markers show steps that were measured on emulated networks
-    (median, p10 to p90). The figure omits runs that failed their equivalence check.
+    The predicted step time is the measured compute and codec time, plus the time that the links
+    need for the measured bytes. Markers show steps that were measured on emulated networks (median,
+    p10 to p90). The figure omits runs that failed their equivalence check.
 
     Args:
         runs: Runs to compare.
@@ -112,7 +112,7 @@ def bandwidth(
 
 
 def simulation_error_text(results: Iterable[MethodCost]) -> str:
-    """Return a phrase with the errors of predicted step times relative to measured ones."""
+    """Return a phrase that states the relative errors of the predicted step times."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(results).values()]
     if not sizes:
         return "; no run on an emulated network verifies this prediction"
@@ -200,13 +200,13 @@ def _in_words(candidate: MethodCost, over: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    r"""The speed-up \(s = T_b / T_c\) of a compressed run over its baseline; T: median step time.
+    r"""The speed-up \(s = T_b / T_c\) of run c over its baseline b; T is the median step time.
 
     Attributes:
         entry, baseline: The compressed run c, and its baseline, the run b without compression.
         speed: Speed-up s.
-        low, high: Least and greatest speed-up: the baseline's p10 step time divided by the run's
-            p90, and the baseline's p90 divided by the run's p10.
+        low, high: Bounds of the speed-up. `low` is the baseline's p10 step time divided by the
+            run's p90, and `high` is the baseline's p90 divided by the run's p10.
     """
 
     entry: RunEntry
@@ -230,15 +230,15 @@ def summarize_compression(
 ) -> Markdown:
     """Summarize gradient compression by network, method and bandwidth.
 
-    The summary names the fastest run of each network, the savings, costs and accuracy of each
-    method, and the fastest method by bandwidth.
+    The summary names the fastest run of each network, and the savings, costs and accuracy of each
+    method. It also names the fastest method by bandwidth.
 
     Args:
         runs: Runs with and without gradient compression.
         baseline: Run with which all other runs are compared; default: for each compressed run, the
             uncompressed run whose other parameters are equal.
-        target: Accuracy up to which time and bytes are counted; default: the lowest accuracy among
-            the baseline's seeds.
+        target: Accuracy that a run must reach; time and bytes are counted until then. Default: the
+            lowest accuracy among the baseline's seeds.
 
     Raises:
         LabkitError: There are no runs.
@@ -282,13 +282,13 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
     if not same or entry.equivalence_failed or base.equivalence_failed:
         return None
     group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
-    # The least and the greatest speed-up follow from the p10 and p90 step times of both runs.
+    # The bounds of the speed-up follow from the p10 and p90 step times of both runs.
     low, high = other["p10"] / group["p90"], other["p90"] / group["p10"]
     return Gain(entry, base, other["median"] / group["median"], low, high)
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return the key of a run's comparison group: the task, or "" if a baseline is given."""
+    """Return the task as key of a run's comparison group, or "" if a baseline is given."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 
@@ -347,7 +347,7 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
 
 
 def _accuracy(entry: RunEntry, base: RunEntry, target: float | None) -> list[str]:
-    """Return texts about a run's accuracy over seeds, and its cost until it reaches the target."""
+    """Return texts about a run's accuracy over seeds, and its cost to reach the target accuracy."""
     details = [judge_runs(entry.run, base.run).sentence]
     by_seed = accuracies(base.run)
     if target is None and by_seed:
@@ -361,7 +361,7 @@ def _accuracy(entry: RunEntry, base: RunEntry, target: float | None) -> list[str
 
 
 def _arrival(entry: RunEntry, target: float) -> str:
-    """Describe the steps, time and bytes to the target (median over seeds); omit invalid times."""
+    """Describe steps, time and bytes to the target (medians over seeds); omit invalid times."""
     by_seed = arrivals(entry.run, target)
     # Seeds that miss the target have no cost, so the text states how many seeds reach the target.
     reached = [arrival for arrival in by_seed.values() if arrival is not None]

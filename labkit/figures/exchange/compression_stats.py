@@ -120,13 +120,13 @@ def summarize_compression_stats(run: Run) -> Markdown:
 
 
 def _range_text(values: pd.Series[float]) -> str:
-    """Format the range of values, such as `0.1 to 0.5`; a single value if all are equal."""
+    """Format a range of values, such as `0.1 to 0.5`, or one value if all values are equal."""
     ends = dict.fromkeys(f"{end:.3g}" for end in (values.min(), values.max()))
     return " to ".join(ends)
 
 
 def _residuals(finite: pd.DataFrame) -> list[str]:
-    """Compare residual norms in the last quarter of the steps with those in the third quarter."""
+    """Compare residual norms of the last quarter of the steps with those of the quarter before."""
     steps = np.sort(finite["step"].unique())
     norms = finite.groupby("step")["residual_norm"].mean()
     quarter = len(steps) // 4

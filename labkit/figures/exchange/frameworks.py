@@ -22,7 +22,7 @@ from labkit.records.run import Run
 
 
 def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the TCP bytes per step between processes of other frameworks, one panel per run.
+    """Draw the TCP bytes that other frameworks' processes send per step, with one panel per run.
 
     Args:
         runs: Runs of the strategies `TFDistribute` and `ExternalFramework` on Linux. The figure
@@ -49,7 +49,7 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
 
 
 def framework_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    """Return a row per run: strategy, equivalent labkit strategy, cost of a step, and accuracy."""
+    """Return a row per run: strategy, labkit's equivalent, costs of a step, and accuracy."""
     return _comparison(runs).table
 
 

@@ -1,4 +1,4 @@
-"""Measured message transports, and measured allreduces across hosts."""
+"""Figures of measured message transports, and of measured allreduces across hosts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TRAFFIC = {
 def transport_times(rows: Rows) -> Figure:
     """Draw one-way message time over bytes: one panel per rank placement, one line per transport.
 
-    Bands reach from the least time of the repeats to the 90th percentile. Predicted times have
-    separate panels.
+    Each band spans the times of the repeats, from the minimum to the 90th percentile. Predicted
+    times have separate panels.
 
     Args:
         rows: Measurements or predictions of `labkit.bench.transports`.
@@ -130,10 +130,11 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return, per rank placement, the time ratio of two-sided to one-sided messages.
+    """Return the time of two-sided messages divided by that of one-sided ones, per placement.
 
-    `low` is the least two-sided time divided by the one-sided 90th percentile. `high` is the
-    two-sided 90th percentile divided by the least one-sided time.
+    `low` is a lower bound: the minimum of the two-sided times, divided by the 90th percentile of
+    the one-sided times. `high` is an upper bound: the 90th percentile of the two-sided times,
+    divided by the minimum of the one-sided times.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -181,7 +182,7 @@ def summarize_transport(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown
 
 
 def _ratio(what: str, values: Sequence[float]) -> Finding:
-    """Return a finding about a speed-up, which is given as (ratio, least, greatest)."""
+    """Return a finding about a speed-up with the values (ratio, minimum, maximum)."""
     ratio, low, high = values
     verdict = ratio_verdict(low, high)
     return Finding(what, value=ratio, band=(low, high), text="{:.2f}".format, verdict=verdict)
@@ -229,7 +230,7 @@ def _clocks(table: pd.DataFrame) -> str:
 
 
 def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
-    """Yield a finding per rank placement: the fastest transport, and its lead over the others."""
+    """Yield one finding per rank placement, with the fastest transport and its lead."""
     for place, place_rows in group.groupby("place", sort=False):
         ranked = place_rows.sort_values("seconds")
         first = ranked.iloc[0]
@@ -284,7 +285,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
 
     Args:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
-        network: Network whose bandwidth determines how long the bytes between hosts take.
+        network: Network between the hosts; its bandwidth determines the transfer time of bytes.
     """
     table = _table(rows)
     table = table[table["bytes"] == table["bytes"].max()]
@@ -294,7 +295,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
 
 
 def hosts_gains(rows: Rows) -> pd.DataFrame:
-    """Return each algorithm's speed-up over the ring by size, from ratios within each repeat."""
+    """Return each algorithm's speed-up over the ring by buffer size, from ratios per repeat."""
     table = _table(rows)
     table = table[table["algorithm"] != BASE]
     return (
@@ -347,8 +348,9 @@ def hosts_speedup(rows: Rows) -> Figure:
 def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     """Return a row per run: step time, speed-up over the ring, and predicted allreduce time.
 
-    `least` is the ring's p10 step time divided by the run's p90 step time; `most` is the ring's p90
-    divided by the run's p10. Runs that failed the equivalence check have no times.
+    `least` is the ring's p10 step time divided by the run's p90 step time. `most` is the ring's p90
+    step time divided by the run's p10 step time. Runs that failed the equivalence check have no
+    times.
     """
     records = []
     for run in runs:
@@ -374,8 +376,8 @@ def summarize_hosts(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdo
     """Summarize which algorithms are faster than the ring, and the traffic between hosts.
 
     Args:
-        rows, network: Measurements of `labkit.bench.host_allreduce.measure`, and the network on
-            which they were made.
+        rows, network: Measurements of `labkit.bench.host_allreduce.measure`, and the measured
+            network.
         runs: Runs of one experiment, with the ring and with other allreduce algorithms.
     """
     table = _table(rows)
@@ -413,7 +415,7 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
-    """Yield a finding per algorithm: the speed-up of a training step over a step with the ring."""
+    """Yield one finding per algorithm: how much faster a training step is than with the ring."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
         what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]
@@ -424,7 +426,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """Yield findings about latency between and inside hosts, and ring times by rank placement."""
+    """Yield findings about the latency between and inside hosts, and about times of the ring."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "Latency",

@@ -162,13 +162,13 @@ _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return the communication time that overlap hides, and the most that overlap could hide.
+    r"""Return how much communication time overlap hides, and how much it could hide at most.
 
     The table has one row per run, with medians over its training steps after the first 10.
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
     exchange time summed over all buckets. `exposed_ms`, \(E\) in formulas, is the time in which
     training waits for communication; `hidden_ms` is \(C - E\). `ideal_ms` is the communication time
-    that would be hidden if the link exchanged the buckets without delay, in the best order.
+    that would be hidden if the link exchanged the buckets in the best order and without pauses.
     `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no communication can be hidden.
     `against_sequential_ms` is the step time of the comparable run without overlap, minus the step
     time of this run.
@@ -273,7 +273,7 @@ _LINES, _LINE = 5, 14  # maximum number of lines in a label, and pixels per line
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
     """Draw a stacked bar per run with the parts of a step: compute, codec, wire time, and waiting.
 
-    Each part is the median over the measured steps of the mean over ranks. The diamond shows the
+    Each part is a mean over ranks, and then a median over the measured steps. The diamond shows the
     measured step time, with p10 to p90. A run that failed its equivalence check has no bar.
 
     Raises:

@@ -18,7 +18,7 @@ from labkit.figures.kit.sheet import sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
 
-Foreseen = Mapping[str, Sequence[Forecast]]  # forecasts for several numbers of workers, by name
+Foreseen = Mapping[str, Sequence[Forecast]]  # per name: forecasts for several numbers of workers
 # Measured runs have the same names as the forecasts; each run is paired with its own forecast. For
 # each name, at least one measured run has a single worker.
 Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
@@ -82,9 +82,9 @@ def forecast_scaling(
     An open marker is a run that used more threads than its host has cores.
 
     Args:
-        foreseen: Forecasts for several numbers of workers, by name.
-        measured: Measured runs, by the names of the forecasts; for each name, one run has a single
-            worker. Each run is paired with a forecast, which assumes that all ranks share this
+        foreseen: For each name, forecasts for several numbers of workers.
+        measured: Measured runs, with the names of the forecasts as keys. For each name, one run has
+            a single worker. Each run is paired with a forecast in which all ranks share this
             machine.
         weak: Whether the batch size per rank is constant (weak scaling); if false, the ranks divide
             one batch of constant size (strong scaling).
@@ -130,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize efficiency at the most workers, where it falls below 50 %, and forecast errors."""
+    """Summarize efficiency with the most workers, its fall below 50 %, and forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 

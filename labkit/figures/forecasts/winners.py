@@ -37,11 +37,11 @@ CELL, AXIS = 34, 56  # heights in pixels of a map row, and of the axis above the
 def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
     """Return the fastest strategy and its gain for each latency, worker count and bandwidth.
 
-    `gain` is the fraction of the reference strategy's time that is saved; if it is below 5 %, the
-    reference counts as the winner. If the times have ranges over seeds, a strategy can only win if
-    its range ends below all other ranges. The winner must also be the reference strategy, or save
-    at least 5 % of the reference strategy's time. If no strategy is a clear winner, the winner is
-    "not distinguishable".
+    `gain` is the fraction of the reference strategy's time that the winner saves. If the gain is
+    below 5 %, the reference strategy counts as the winner. If the times have ranges over seeds, a
+    strategy wins only if its slowest seed is faster than every seed of the other strategies. The
+    winner must also be the reference strategy, or save at least 5 % of the reference strategy's
+    time. If no strategy is a clear winner, the winner is "not distinguishable".
 
     Raises:
         InvalidInput: The reference strategy `usual` is not on the map.
@@ -69,7 +69,7 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
 
     On the map, bandwidth increases to the right and the number of workers upwards; a slider selects
     the latency. A strategy counts as faster if it saves at least 5 % of the reference strategy's
-    time, and if its band over seeds overlaps no other band.
+    time. Its range over seeds must also overlap no other strategy's range.
 
     Args:
         places: Map points from `Study.map`: the times of all strategies for each latency, worker
@@ -123,7 +123,7 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
 
 
 def summarize_winners(places: Sequence[MapPoint], usual: str) -> Markdown:
-    """Summarize, per strategy, how often it is faster than the reference, and its gain."""
+    """State how often each strategy is faster than the reference, and how much time it saves."""
     return sentences(winners_findings(places, usual))
 
 
@@ -202,11 +202,11 @@ def _cells(
 
 
 Inputs = Mapping[str, Sequence[Run]]  # runs by the kind of their input, "real" or "synthetic"
-FAST, PROMPT = 1e10 / 8, 1e-4  # fast networks: least bandwidth (bytes/s), greatest latency (s)
+FAST, PROMPT = 1e10 / 8, 1e-4  # fast: at least this bandwidth (bytes/s), at most this latency (s)
 
 
 def sources_table(sources: Sequence[Provenance]) -> pd.DataFrame:
-    """Return a row per number that a forecast uses: the number's name and its source."""
+    """Return a table of all numbers that a forecast uses, with a name and a source for each."""
     return pd.DataFrame(list(sources), columns=["figure", "from"])
 
 
@@ -226,7 +226,7 @@ def codec_table(calibration: Calibration) -> pd.DataFrame:
 
 
 def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
-    """Return, by run name, the sorted steps after which the run's seeds reached a target accuracy.
+    """Return, for each run name, the sorted steps at which the run's seeds reached the target.
 
     Runs are omitted if one of their seeds missed the target.
     """
@@ -272,14 +272,14 @@ def summarize_study(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """Summarize efficient worker and server counts, and the costs of a slow rank and real input.
+    """Summarize efficient numbers of workers and servers, and costs of a slow rank and real data.
 
     Args:
         study: Scaling study for machines that are like the measured machine.
         strategies: Strategies to forecast, by name.
         efficiency: Parallel efficiency (0 to 1) below which more workers are not worth their cost.
         slow: Factor by which one rank computes more slowly than the other ranks.
-        servers: For each number of workers, a number of parameter servers whose time is within 5 %
+        servers: For each number of workers, a number of parameter servers. Its time is within 5 %
             of the shortest time in a sweep.
         inputs: Runs to compare by the kind of their input, with the keys "real" and "synthetic".
     """
@@ -319,14 +319,15 @@ def summarize_break_even(
     runs: Mapping[str, Run],
     reached: Sequence[MapPoint] = (),
 ) -> Markdown:
-    """Summarize gains from compression on fast networks, the winners, and the forecast errors.
+    """Summarize gains from compression on fast networks, fastest strategies, and forecast errors.
 
     Args:
         places: Map points from `Study.map`: the times of all strategies for each latency, worker
             count and bandwidth.
         usual: Name of the reference strategy, against which savings are computed.
         compressed: Names of the strategies with compression.
-        predicted, runs: Forecasts and measured runs; equal names denote equal settings.
+        predicted, runs: Forecasts and measured runs. A forecast and a run with the same name have
+            the same settings.
         reached: Map points that contain times to a target accuracy; default: none.
     """
     fast = [place for place in places if place.bandwidth >= FAST and place.latency <= PROMPT]
@@ -345,7 +346,7 @@ def summarize_break_even(
 def _compression_gain(
     fast: Sequence[MapPoint], usual: str, compressed: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield findings: how many compressors save time, and at how many points with fast networks."""
+    """Yield findings about the settings with fast networks in which compression saves time."""
     pairs = [
         1 - seconds / place.seconds[usual]
         for place in fast

@@ -42,10 +42,11 @@ INPUT_KINDS = {
 
 
 def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
-    """Draw a Gantt chart for each kind of input: training, and the preparation of batches below it.
+    """Draw a Gantt chart per kind of input, with training above and batch preparation below.
 
-    Each chart shows consecutive steps from the middle of one repeat, the repeat with the median
-    step time. All charts have the same time scale. Orange bars show when training waits for input.
+    Each chart shows consecutive steps from the middle of one repeat. The step time of this repeat
+    is the median of all repeats. All charts have the same time scale. Orange bars show when
+    training waits for input.
 
     Args:
         trace: Measured steps and batches, the result of `labkit.bench.input_pipeline.measure`.
@@ -70,7 +71,7 @@ def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
 
 
 def _median_repeat(steps: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the bars of `count` steps of the median repeat, in ms since the first drawn step."""
+    """Return the bars of `count` steps in the median repeat, in ms since the first drawn step."""
     medians = steps.groupby("repeat")["step_ms"].median().sort_values()
     turn = steps[steps["repeat"] == medians.index[len(medians) // 2]].sort_values("step")
     first = max((len(turn) - count) // 2, 0)
@@ -168,8 +169,8 @@ def input_overhead(trace: InputTrace) -> Figure:
     ]
     title = "Synthetic and real input, 1 process · wall clock · network not used"
     figure = sheet([[parts], [over]], [*looks, MEASURED_STEP, OVERHEAD], title, (), words, below=62)
-    # The stacked bar (compute plus idle time) is compared with the measured step time, which the
-    # diamond shows.
+    # The stacked bar shows compute plus idle time. The diamond shows the measured step time for
+    # comparison.
     figure.update_layout(barmode="stack")
     return figure
 
@@ -210,7 +211,7 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
 
 
 def _cache_cost(trace: InputTrace) -> str:
-    """Return a sentence about the time that the first pass takes to fill an input's cache."""
+    """Return a sentence about the time to fill an input's cache in the first pass over the data."""
     return (
         f"The first pass over the data, which fills the cache, took {trace.filled:.3g} s; the "
         f"cache file has {bytes_text(trace.nbytes)}"
@@ -243,8 +244,8 @@ def _overheads(rows: pd.DataFrame) -> Trace:
 def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
-    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the least
-    thread count from which on every repeat is slower than the shortest step (see
+    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the thread
+    count from which all repeats are slower than the shortest step (see
     `labkit.records.step_costs.more_is_less`).
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
@@ -293,7 +294,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return a cross per kind of threads, at the least count from which on repeats are slower."""
+    """Return crosses at the intra-op and inter-op thread counts from which steps are slower."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}

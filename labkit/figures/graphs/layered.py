@@ -19,7 +19,7 @@ from labkit.figures.kit.sheet import sheet
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
 SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
-BEND = 0.35  # room of an edge in a layer that it crosses, in node widths
+BEND = 0.35  # width of an edge in each layer that it crosses, in node widths
 LOOSE = 2.0  # maximum factor by which a layer with few nodes is widened, to make room for texts
 COPY = "#D55E00"
 # If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
@@ -57,7 +57,7 @@ class Edge:
 
 
 class DrawnPosition(NamedTuple):
-    """Position of a node or bend: layer from the top, and horizontal coordinate."""
+    """Position of a node, or of a bend in an edge: layer from the top, and x coordinate."""
 
     layer: float
     across: float
@@ -75,9 +75,9 @@ def layered(
     Dotted edges are control dependencies, which transfer no data.
 
     Args:
-        nodes: At most `MOST` nodes; `collapsed` reduces larger graphs.
+        nodes: Nodes of the graph, at most `MOST`; the function `collapsed` reduces larger graphs.
         edges: Edges between the nodes, without cycles.
-        title: Title of the figure; if the figure shows times, the caller adds the clock.
+        title: Title of the figure. If the figure shows times, the title must name the clock.
         remark: Subtitle.
 
     Raises:
@@ -112,7 +112,7 @@ def layered(
 
 
 class GraphLayout(NamedTuple):
-    """The positions of all nodes by name, and the points of each edge, in a drawing."""
+    """Layout of a drawing: the position of each named node, and the points of each edge."""
 
     nodes: dict[str, DrawnPosition]
     edges: dict[Edge, list[DrawnPosition]]
@@ -169,8 +169,8 @@ def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
             )
 
 
-# The path of an edge contains the names of its two nodes, and between them a name for its bend in
-# each layer that it crosses. A bend needs room in its layer, like a node.
+# A path lists the names of the edge's first node, of one bend in each layer that the edge crosses,
+# and of the last node. A bend needs room in its layer, like a node.
 Path = tuple[str, ...]
 
 
@@ -186,7 +186,7 @@ def _edge_paths(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, 
 def _places(
     nodes: Sequence[DrawnNode], depths: Mapping[str, int], paths: Mapping[Edge, Path]
 ) -> dict[str, DrawnPosition]:
-    """Order nodes by the mean position of neighbours, alternately above and below, in many passes.
+    """Order nodes by the mean position of neighbours above and below, in alternating passes.
 
     Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical system
     structures*. Difference: the result is the order after the last pass, not the order with the
@@ -228,7 +228,7 @@ def _widths(row: Sequence[str]) -> list[float]:
 
 
 def _spread(row: Sequence[str], widest: float) -> list[float]:
-    """Return horizontal positions of one layer, centred at 0; a bend is narrower than a node."""
+    """Return x positions in one layer, centred at 0; bends of edges need less room than nodes."""
     group = sum(_widths(row))
     widths = [width * min(LOOSE, widest / group) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
@@ -241,8 +241,8 @@ def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) 
     if edge.control:
         line["dash"] = "dot"
     if copied:
-        # The bytes are shown at the last segment of an edge, where edges from one node are far
-        # apart.
+        # The bytes are shown on the last segment of an edge, because edges from the same node are
+        # far apart there.
         above, below = path[-2:]
         middle = DrawnPosition((above.layer + below.layer) / 2, (above.across + below.across) / 2)
         path = [*path[:-1], middle, below]
@@ -300,12 +300,12 @@ def _words(nodes: Sequence[DrawnNode], copies: Sequence[Edge]) -> list[str]:
 def collapsed(
     nodes: Sequence[DrawnNode], edges: Sequence[Edge], most: int = MOST
 ) -> tuple[list[DrawnNode], list[Edge]]:
-    """Merge neighbours on the same device, the lightest first, until at most `most` nodes remain.
+    """Merge neighbours on the same device, lowest weight first, until `most` nodes remain.
 
-    Two nodes are merged only if the first has no other successor or the second has no other
-    predecessor, so that no cycle arises. The merged node has the name and kind of the node with the
-    larger weight, the sum of both weights, and edges with summed bytes. If no further pair can be
-    merged, more than `most` nodes remain.
+    To avoid cycles, two nodes are merged only if the first has no other successor, or the second
+    has no other predecessor. The merged node has the name and kind of the node with the larger
+    weight, the sum of both weights, and edges with summed bytes. If no further pair can be merged,
+    more than `most` nodes remain.
 
     Args:
         nodes, edges: Nodes and edges of the graph, as in `layered`.

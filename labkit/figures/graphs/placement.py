@@ -126,11 +126,11 @@ COPY = BarKind("copy between devices", INK)
 def placement_table(
     plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> pd.DataFrame:
-    """Return a row per link and placement rule: predicted step times, and any measured times.
+    """Return a row per link and placement rule, with predicted and (if any) measured step times.
 
     Args:
-        plans: Placements of a step's operations, by the name of the link between devices; all
-            random placements of a link form one row.
+        plans: For each name of a link between devices, placements of a step's operations. All
+            random placements for one link form one row.
         measured: Measured step times of the plans for the first link; default: no measurements.
 
     Returns:
@@ -180,7 +180,7 @@ def makespans(
 ) -> Figure:
     """Draw predicted step times by placement rule, one panel per link, and measured step times.
 
-    Whiskers of predictions show the range over random plans of all seeds; whiskers of measured
+    Whiskers of predictions show the range over random plans of all seeds. Whiskers of measured
     steps show p10 to p90. The dashed line is the lower bound of the step time of any plan. The
     arguments are the same as those of `placement_table`.
     """
@@ -300,7 +300,7 @@ def summarize_placement(
 
     Args:
         results: Measurements of the machine, from which the plans were made.
-        plans, measured: Plans by link, and measured step times, as in `placement_table`.
+        plans, measured: Plans for each link, and measured step times, as in `placement_table`.
     """
     table = placement_table(plans, measured)
     first = next(iter(plans))
@@ -362,7 +362,7 @@ def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
-    """Yield a finding per tested placement; list soft and strict placement apart if they differ."""
+    """Yield one finding per tested placement; compare soft with strict placement if they differ."""
     answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
@@ -440,7 +440,7 @@ def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def _slower_links(table: pd.DataFrame) -> list[str]:
-    """Name the links on which list-scheduled plans are predicted to be slower than one device."""
+    """Name the links for which a list-scheduled plan is slower than one device (predicted)."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []

@@ -20,7 +20,7 @@ from labkit.records.step_graph import RESOLUTION, Moment, ReadyQueue, StepGraph,
 
 
 class OperationStyle(NamedTuple):
-    """Name, colour and symbol of an operation's state; the symbol is distinct without colour."""
+    """Name, colour and symbol of an operation's state; each state has a different symbol."""
 
     name: str
     color: str
@@ -33,8 +33,7 @@ RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
 LEGEND = legend([(state.name, state.color, "square") for state in STATES])
-# Heights in pixels: of the caption, of a layer of the graph, of the queue-length curve, and of a
-# gap.
+# Heights in pixels of the caption, a layer of the graph, the queue-length curve, and a gap.
 CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
 TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 
@@ -42,7 +41,7 @@ TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 def fixed_traces(
     nodes: Sequence[DrawnNode], places: GraphLayout, times: Sequence[float], lengths: Sequence[int]
 ) -> list[Trace]:
-    """Return the traces that all frames share: edges, operation types, and queue length curve."""
+    """Return Plotly traces that all frames share: edges, operation types, and queue length."""
     node_places = [places.nodes[node.name] for node in nodes]
     types = words(
         # The operation type is drawn beside the node, because the node itself shows the dependency
@@ -265,7 +264,7 @@ def summarize_queue(graph: StepGraph) -> Markdown:
 
 
 def _started(moments: Sequence[Moment]) -> list[list[str]]:
-    """Return for each moment the operations that started since the previous moment."""
+    """Return, for each moment, the operations that have started since the previous moment."""
     earlier: set[str] = set()
     by_moment = []
     for moment in moments:

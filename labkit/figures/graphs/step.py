@@ -55,9 +55,9 @@ def partitioned_step(graph: StepGraph, title: str) -> Figure:
 def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
     """Return the operations as nodes with type, device and time, and the edges between them.
 
-    Arguments and constants exist before the step starts, and are as numerous as all other
-    operations together. Because they are so numerous, arguments and constants are omitted, unless
-    the step sends them to another device.
+    Arguments and constants exist before the step starts. They are about half of all operations.
+    Because arguments and constants are so many, they are omitted, unless the step sends them to
+    another device.
     """
     reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [
@@ -153,12 +153,10 @@ def step_picture(
         most: Maximum number of nodes to draw; cheap operations are merged until at most this number
             of nodes remains.
         log: For each operation, its device in TensorFlow's placement log, which the hover texts
-            show;
-            By default, the hover texts show no devices from a log.
+            show. By default, the hover texts show no devices from a log.
 
     Raises:
-        InvalidInput: No operation computes, or after merging more nodes remain than a figure can
-            show.
+        InvalidInput: No operation computes, or too many nodes for a figure remain after merging.
     """
     handles = {f.source for f in graph.flows if f.bytes == 0 and not f.control}
     shown = [
@@ -220,12 +218,12 @@ def _duration(seconds: float) -> str:
 
 
 def transfers_table(graph: StepGraph) -> pd.DataFrame:
-    """Return a row per pair of send and receive operations, in the order of tensor production.
+    """Return a row per pair of send and receive operations; tensors produced first come first.
 
-    `made_ms` is the end of the operation that produces the tensor. `used_ms` is the start of the
-    first operation on the receiving device that reads the tensor. `between_ms` is `used_ms` -
-    `made_ms`, which includes copying, and waiting in the queue. Times are missing for operations
-    without an event in TensorFlow's profiler, such as arguments.
+    `made_ms` is the time at which the operation that produces the tensor ends. `used_ms` is the
+    time at which the first operation that reads the tensor on the receiving device starts.
+    `between_ms` is `used_ms` - `made_ms`, and includes copying and the wait in the queue. Times are
+    missing for operations without an event in TensorFlow's profiler, such as arguments.
     """
     at = {operation.name: operation for operation in graph.operations}
     rows = [_transfer_row(transfer, graph, at) for transfer in graph.transfers]
@@ -327,7 +325,8 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
     """Draw a Gantt chart per graph, on one time scale, with a line at the end of the last gradient.
 
     Args:
-        graphs: Graphs of the same training step with different control dependencies, by title.
+        graphs: Graphs of the same training step with different control dependencies, with titles as
+            keys.
 
     Raises:
         InvalidInput: A step updates no variable, so there is no order of gradients and updates.
@@ -356,15 +355,15 @@ def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
     """Return a row for each graph: numbers of control edges, updates, and early updates.
 
     An update is early if it starts before the last operation that computes a gradient has ended.
-    `last_gradient_ms` (end), `first_update_ms` (start) and `step_ms` (duration) are from the same
-    traced step.
+    `last_gradient_ms` is an end time, `first_update_ms` is a start time, and `step_ms` is a
+    duration. All three are from the same traced step.
     """
     rows = {what: _order_row(graph) for what, graph in graphs.items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 
 
 def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
-    """State per graph whether updates may start before the last gradient, and whether any did."""
+    """State for each graph whether updates may start before the last gradient, and how many do."""
     findings = []
     for what, row in control_order(graphs).iterrows():
         findings.append(
@@ -382,7 +381,7 @@ def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
 
 
 def _verdict(row: pd.Series) -> str:
-    """State whether updates may start before the last gradient, and whether any update did."""
+    """State whether updates may start before the last gradient, and whether any of them does."""
     if not row["gated"]:
         return (
             "updates before the last gradient are allowed, because not every update waits "
@@ -396,7 +395,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
-    """Return the operations that have a profiler event, by lane: other, gradient, or update."""
+    """Return the operations that the profiler timed, for each lane: other, gradients, updates."""
     timed = {
         operation.name: operation
         for operation in graph.operations

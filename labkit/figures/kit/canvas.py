@@ -122,8 +122,8 @@ def draw(
             end = "" if number == 1 else str(number)
             x_axis = axis(panel.x, domain=x_domain, anchor=f"y{end}", **panel.x_axis)
             y_axis = axis(panel.y, domain=y_domain, anchor=f"x{end}", **panel.y_axis)
-            # If panels have the same link, their x axes follow the x axis of the first of these
-            # panels.
+            # If several panels have the same `link` value, their x axes follow the x axis of the
+            # first one.
             if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
                 x_axis["matches"] = linked[panel.link]
             if not panel.traces:
@@ -175,7 +175,7 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     """Return one panel as Plotly data and layout, without the figure's title and legend.
 
     The function does not create a Plotly `Figure`, because validating a hundred curves takes longer
-    than drawing them. If `many` is true, the points of all runs are joined into one trace.
+    than drawing them. If `many` is true, the points of all runs form one trace.
     """
     # In a row of panels, only the first panel shows the row names; a panel that is shown alone
     # always shows its row names.
@@ -249,7 +249,7 @@ def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> 
 
 
 def _note_lines(panel: Panel, width: float) -> list[str]:
-    """Wrap the note to the width of a panel, which is given as a fraction of the canvas."""
+    """Wrap the note to a panel's width, which is a fraction of the figure's width."""
     # The note is wrapped for the narrow page width, so that it fits both page widths.
     letters = int(width * NARROW / SMALL_LETTER)
     return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
@@ -299,12 +299,11 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
 def join_points(traces: Sequence[Trace]) -> list[Trace]:
     """Join single-point traces into one trace, which a browser draws a hundred times faster.
 
-    The `meta` of a trace contains the keys of its runs, which the run picker and linked selection
-    use.
-    If the trace has only one run, `run` in `meta` is the key of the run. In `meta`, `runs` contains
-    the keys of all runs that a line or band represents. In `meta`, `points` contains the keys of
-    the runs for each point. Use this function only for figures without a legend, because a legend
-    click cannot hide joined points.
+    The `meta` of a trace contains the keys of its runs. The list of runs above the figures and the
+    linked selection use these keys. If the trace has only one run, `run` in `meta` is the key of
+    the run. In `meta`, `runs` contains the keys of all runs that a line or band represents. In
+    `meta`, `points` contains the keys of the runs for each point. Use this function only for
+    figures without a legend, because a legend click cannot hide joined points.
     """
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}
@@ -313,8 +312,8 @@ def join_points(traces: Sequence[Trace]) -> list[Trace]:
         # suggest that these points are connected.
         is_single_point = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
         meta = trace.get("meta") or {}
-        # A trace with positions on alternative axes is not joined, because buttons move each trace
-        # to these positions separately.
+        # Traces with positions on alternative axes are not joined, because buttons move each trace
+        # separately.
         if is_single_point and "run" in meta and "over" not in meta:
             look = (trace.get("type"), trace.get("mode"), *sorted(set(trace) - _DROPPED))
             single_points.setdefault(look, []).append(dict(trace))

@@ -37,13 +37,13 @@ Row = Mapping[str, Value]
 
 
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
-    """Return a distinct name per run, from the fewest parameters that distinguish the runs.
+    """Return a distinct name per run, made of as few distinguishing parameters as possible.
 
     A parameter that a run does not have is omitted from the run's name, if all names stay distinct.
     If runs have equal parameters, numbers are appended to their names.
 
     Args:
-        rows: For each run, the parameters in which runs differ, by name.
+        rows: For each run, a dict of the parameters in which the runs differ.
         fallback: For each run, the name that is used if no parameter distinguishes the run.
     """
     parameters = _needed_parameters(rows)
@@ -76,10 +76,10 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # If only an absent value distinguishes a run from most runs, the run's name is the word for
-        # the absence, such as `no schedule`.
+        # If a run differs from most runs only because it lacks a parameter, its name says so, such
+        # as `no schedule`.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
-        # A single rare word is hard to interpret alone, so the name also contains a more frequent
+        # One rare word alone would be hard to interpret, so the name also contains a more frequent
         # word.
         few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
         names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
@@ -87,7 +87,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 
 
 def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """Return the parameters that distinguish the rows, each with a word for each of its values."""
+    """Return the parameters that distinguish the rows, and a word for each parameter value."""
     known = dict.fromkeys(name for row in rows for name in row)
     # The limit `_MOST_PARAMETERS` keeps names readable, and limits the time to compare parameters.
     ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
@@ -188,7 +188,7 @@ Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run as it appears in figures; its metrics are read from disk once."""
+    """A run as figures show it; the metrics are read from disk only once."""
 
     run: Run
     key: str
@@ -249,8 +249,7 @@ def entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     if not all_runs:
         raise LabkitError(NO_RUNS)
-    # Runs without results are not drawn, so the next colour is chosen only after a run with
-    # results.
+    # Runs without results are not drawn, so they use up no colour.
     places = accumulate((bool(run.metrics) for run in all_runs), initial=0)
     return [
         RunEntry(
@@ -334,10 +333,12 @@ class Finding:
 
     Attributes:
         head: Start of the sentence, before the colon; `**` marks bold names.
-        subject: The run or other thing that the value describes; empty if the head names it.
+        subject: The run or other subject that the value describes; empty if the head names the
+            subject.
         value: Number in the unit that `text` expects; None if the finding has no number.
-        band: Least and greatest value over seeds or training steps; None: there is no range.
-        seeds: Number of seeds over which the value is a mean; 0 if the band is not over seeds.
+        band: Least and greatest value over seeds or training steps, or None without a range.
+        seeds: Number of seeds over which the value is a mean, or 0 if the band is a range over
+            steps.
         text: Function that formats the number and the ends of the band.
         unit: Unit of measurement, written after the number.
         details: Further texts after the number, in order.
@@ -389,7 +390,7 @@ def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
 def ratio_verdict(
     low: float, high: float, worse: str = "it does not pay", same: str = "no difference"
 ) -> str:
-    """Return the conclusion for a speed ratio: its range is above 1, below 1, or includes 1."""
+    """Return the conclusion from a speed ratio's range: above 1, below 1, or including 1."""
     return "it pays" if low > 1 else worse if high < 1 else same
 
 

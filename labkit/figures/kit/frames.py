@@ -22,7 +22,7 @@ BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis that u
 
 
 class Animation(Figure):
-    """An animated figure, and below it a collapsed table with one row per frame.
+    """An animated figure, with a collapsed table below it that has one row per frame.
 
     Plotly's buttons and slider do not support the keyboard. The table can be used by keyboard, and
     works without JavaScript.
@@ -55,8 +55,8 @@ def animation(
     Args:
         fixed: Traces that all frames share.
         states: For each frame, the list of traces that change.
-        layout: Plotly layout of axes and shapes; its `height` is the height between title and
-            legend in pixels.
+        layout: Plotly layout of axes and shapes. Its `height` is the number of pixels between title
+            and legend.
         title, alt: Title and alternative text of the figure.
         table: HTML table with one row per frame, which describes the frame.
         step: Text before the frame number, below the slider.
@@ -69,8 +69,8 @@ def animation(
         go.Frame(name=names[at] if names else str(first + at), data=state, traces=places)
         for at, state in enumerate(states)
     ]
-    # The changing traces follow the fixed ones, because a frame gives the indices of the traces
-    # that it replaces.
+    # The changing traces follow the fixed traces, because each frame lists the indices of the
+    # traces that it replaces.
     figure = Animation(data=[*fixed, *states[first_frame]], frames=frames)
     margin = {"t": HEAD, "b": LEGEND + CONTROLS, "l": 16, "r": 16, "pad": 0}
     figure.update_layout(
@@ -84,7 +84,7 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return texts at points (points, 2) as a trace, because frames cannot change annotations."""
+    """Return texts at points (points, 2) as a trace, which frames can change."""
     # Single precision halves the size of the figure, because each frame repeats all points.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
@@ -107,7 +107,7 @@ def arrows(
         color, dash: Colour and dash of all curves.
         hover: Hover text of each curve.
         names: Label of each curve, at its middle; default: no labels.
-        side: Where labels are relative to their curves, "top" or "bottom".
+        side: Side of a curve on which its label is drawn, "top" or "bottom".
     """
     # All arrows form one trace, so that every frame has the same number of traces.
     sizes = [len(path) for path in paths]
@@ -148,7 +148,7 @@ def arrows(
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:
-    """Return a trace per legend entry: name, colour, and either "square" or the dash of a line."""
+    """Return one trace per legend entry; an entry is (name, colour, "square" or line dash)."""
     nothing = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
     return [nothing | {"name": name} | _sample(color, look) for name, color, look in entries]
 

@@ -35,8 +35,8 @@ class GanttPanel:
     Attributes:
         title: Title of the panel; lines after the first are smaller.
         order: Names of the lanes, from top to bottom.
-        bars: Table with a row per bar and the columns lane, kind, start and length (ms), text (in
-            the bar), and optionally opacity; None: the panel has no bars.
+        bars: Table with a row per bar, or None for a panel without bars. The columns are lane,
+            kind, start and length (ms), text (in the bar), and optionally opacity.
         details: Names of further columns of `bars`, which the hover text shows.
         below: Traces that are drawn below the bars, such as messages between lanes.
         note: Text of a panel without bars, such as the reason why there are none.
@@ -64,7 +64,7 @@ def lanes(
 
     Args:
         panels: Panels from top to bottom.
-        kinds: The kinds of bars, by their key in the column `kind`.
+        kinds: The kinds of bars; the keys are the values in the column `kind`.
         title, remark, words: Title, subtitle and alternative text, the same as in `Sheet`.
         lane: Height of a lane in pixels.
         end: End of the time axis in ms.
@@ -92,7 +92,7 @@ def lanes(
 def connections(
     kind: BarKind, times: Sequence[tuple[float, float]], ends: Sequence[tuple[str, str]]
 ) -> Trace:
-    """Return one trace of lines: (start in ms, sender's lane) to (stop in ms, receiver's lane)."""
+    """Return one trace of lines from (start in ms, sender's lane) to (stop, receiver's lane)."""
     return {
         "mode": "lines",
         "x": [time for pair in times for time in (*pair, None)],

@@ -242,7 +242,7 @@ def _band_or_faint_line(
 
 
 def _thin(values: pd.Series) -> np.ndarray:
-    """Return long columns in single precision, because a figure shows fewer than six digits."""
+    """Convert long columns to single precision; figures show fewer than six digits."""
     return np.asarray(values, np.float32 if len(values) > _FEW else float)
 
 
@@ -265,7 +265,7 @@ def cells(
 
     Args:
         values: Values of the table, shape (rows, columns).
-        x, y: Names or edges of the columns (x) and of the rows (y); default: their numbers.
+        x, y: Names or bin edges of the columns (x) and of the rows (y); default: numbers from 0.
         colors: Colour scale for values from 0 to `most`; default: the figure's colour axis.
         most: Value at the upper end of the colour scale.
         hover: Plotly template of the hover text; default: no hover text.
@@ -325,7 +325,7 @@ def matrix_panel(
 def part_bars(
     x: Any, y: Any, name: str, color: str, hatch: str, hover: str, **changes: object
 ) -> Trace:
-    """Return the trace for one part of stacked bars, which a hatch distinguishes from others."""
+    """Return the trace of one part of stacked bars; each part has a different hatch."""
     return {
         "type": "bar",
         "x": x,

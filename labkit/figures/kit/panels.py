@@ -31,15 +31,15 @@ class Panel:
     Attributes:
         title: Title; the first line is bold.
         x, y: Axis titles with units.
-        traces: Plotly traces; they do not contain names of axes.
-        note: Text in the middle of a panel without traces; if `always_note` is true, text below the
-            axis of any panel.
+        traces: Plotly traces without names of axes.
+        note: Text in the middle of a panel without traces. If `always_note` is true, a panel with
+            traces shows the text below its axis.
         always_note: Whether the note is also shown in a panel that has traces.
         x_axis, y_axis: Further Plotly settings of the axes.
-        link: A key: if the user zooms the x axis of one panel, the x axes of all panels with the
-            same key follow.
-        over: Alternative x axes by name; the `meta` of a trace contains its positions on these
-            axes.
+        link: Key of a group of panels. If the user zooms the x axis of one panel, the x axes of the
+            group follow.
+        over: Alternative x axes, with one entry per name. The `meta` of a trace contains its
+            positions on these axes.
     """
 
     title: str
@@ -117,12 +117,12 @@ def names_axis(names: Sequence[str]) -> Trace:
 
 
 def scale(values: Sequence[Value], measured: bool) -> AxisScale:
-    """Return the positions of the runs' values on an axis; there is one value per run.
+    """Return one axis position for each run's value, and the ticks of the axis.
 
     Args:
         values: The value of each run; None if a run has no value, or its value must not be shown.
-        measured: Whether the values are results of runs; results are placed to scale, never at
-            equal distances.
+        measured: Whether the values are results of runs. Results are placed to scale, but parameter
+            values may be placed at equal distances.
     """
     known = [value for value in values if value is not None]
     numeric = all(is_number(value) for value in known)

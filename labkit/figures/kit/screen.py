@@ -45,7 +45,7 @@ class PixelScale(NamedTuple):
 
 
 def picture(content: Trace) -> str:
-    """Return an SVG picture of a Plotly figure, which is given as JSON with positions of axes."""
+    """Return an SVG picture of a Plotly figure, whose JSON must contain the positions of axes."""
     layout, data = content["layout"], content["data"]
     width, height = layout["width"], layout["height"]
     title = layout["title"]["text"]
@@ -147,7 +147,7 @@ def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more: str = "") -> str:
-    # The text is unescaped first, because Plotly's texts contain HTML entities; then it is escaped,
+    # Plotly's texts contain HTML entities, so the text is unescaped first. Then it is escaped,
     # because users' names may contain any character.
     inner = escape(unescape(text))
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
@@ -155,10 +155,10 @@ def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more:
 
 
 class _Source(ipywidgets.Widget):
-    """A widget that stores Plotly's script; a kernel's figures request the script by message.
+    """A widget that stores Plotly's script, and sends the script to the figures that request it.
 
     If the script were part of a widget's state, a reloaded page would receive this large state
-    before anything else. All other widgets have only four seconds to appear on the reloaded page.
+    before anything else. The other widgets must appear on the reloaded page within four seconds.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ class FigureScreen:
     """A display area in a notebook for a figure that changes over time.
 
     A placeholder (a picture or text) uses only standard Jupyter widgets. Each browser shows the
-    placeholder until Plotly has been loaded and has drawn a change, which may take seconds or never
-    happen.
+    placeholder until Plotly is loaded and has drawn a change. Plotly may need seconds for this, or
+    may never load.
 
     Args:
         content: Data and layout of the first figure, as Plotly JSON.

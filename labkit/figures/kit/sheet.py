@@ -51,8 +51,8 @@ class Sheet:
 
     def figure(self) -> Figure:
         """Draw all panels as one figure, with a legend."""
-        # Plotly is imported only here: the import takes half a second, which `lk.table` and `labkit
-        # ls` avoid.
+        # Plotly is imported only here, because the import takes half a second. `lk.table` and
+        # `labkit ls` do not need it.
         from labkit.figures.kit.canvas import draw
 
         shown = list(self.shown)

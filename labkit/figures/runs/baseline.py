@@ -36,7 +36,7 @@ _LOSSES = {
 
 
 def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
-    r"""State in how many seeds a candidate's loss is lower, and how probable this is by chance.
+    r"""State the number of seeds with a lower loss of the candidate, and its probability by chance.
 
     The one-sided sign test gives the probability p that chance alone causes k or more successes in
     n seeds.
@@ -71,7 +71,7 @@ _SAME = 0.005  # relative memory difference that counts as equal
 
 
 def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
-    """Return a row per run: precision of compute and wire, accuracy, equivalence, bytes and ms.
+    """Return a row per run: precisions, accuracy, equivalence check, bytes, and times in ms.
 
     `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are the maxima over
     ranks. If a run failed its equivalence check, the table contains no time (ms) for it.
@@ -87,7 +87,7 @@ def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
 
 
 def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
-    """Compare the memory of each run with that of the baseline, and list all peaks.
+    """Compare the memory of each run with that of the baseline, and list the runs' peak memory.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -99,8 +99,8 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # Peaks are listed in the order of the runs, because a process does not release its memory, so
-    # later peaks can only be higher.
+    # Peaks are listed in the order of the runs. A process does not release its memory, so a later
+    # peak cannot be lower.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(
@@ -116,7 +116,8 @@ def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
     """List the steps that ranks skipped; state whether loss scales were equal on all ranks.
 
     Args:
-        rows: Records of loss scales and updates by step and rank, as in the function `loss_scales`.
+        rows: Records of loss scales and updates by step and rank, as the function `loss_scales`
+            expects them.
     """
     table = loss_scales(rows)
     # `made` contains the number of updates in each step; 0 means that the step was skipped.

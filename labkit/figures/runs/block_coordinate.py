@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-_HALF = 0.5  # limit of the ratio of rounds (priority / random) in a text
+_HALF = 0.5  # ratio of rounds (priority / random) up to which a text says "at most half"
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
@@ -64,13 +64,13 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Draw which pairs of coordinate blocks never change in the same round, coloured by coupling.
+    """Draw which pairs of blocks never change in the same round; the colour shows the coupling.
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from
             `labkit.schedules.blocks.couplings`; if there are many blocks, only the first ones are
             drawn.
-        dependency: Least coupling (0 to 1) with which two blocks never change in the same round.
+        dependency: Coupling (0 to 1) from which on two blocks never change in the same round.
     """
     dependent = couplings >= dependency
     np.fill_diagonal(dependent, False)
@@ -93,7 +93,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
 
 
 def summarize_blocks(runs: Sequence[Run], optimum: float) -> Markdown:
-    """Summarize each run's rounds until its relative gap is a millionth, and bytes per round.
+    """Summarize each run's bytes per round, and its rounds to a relative optimality gap of 1e-6.
 
     Published: selection by priority needs fewer rounds than random selection (Lee 2014).
     """
@@ -149,7 +149,7 @@ def _selection(run: Run) -> str:
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return, for each seed, the rounds until the relative gap is a millionth; None if never."""
+    """Return each seed's number of rounds to a relative gap of 1e-6; None if not reached."""
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE

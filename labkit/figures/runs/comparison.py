@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ComparisonTable(pd.DataFrame):
-    """A DataFrame with a readable display in notebooks; the displayed values stay unchanged.
+    """A DataFrame that notebooks display with rounded numbers; the stored values do not change.
 
     The display rounds numbers below a thousand to four digits, and larger numbers to integers.
     Columns with "bytes" in their name are displayed with units, such as MB. Selections from the
@@ -97,7 +97,7 @@ def curves(runs: Iterable[Run] | Run) -> Figure:
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
-    """Draw each run's samples per second; whiskers show the rates at p90 and p10 step times."""
+    """Draw each run's samples per second, with whiskers for the rates at p90 and p10 step times."""
     shown = naming.settings(runs)
     words = [speed.throughput_in_words(shown)]
     rows = [[speed.throughput_panel(shown)]]

@@ -20,8 +20,7 @@ def shard_labels(experiment: Experiment) -> Figure:
     """Draw the fractions of class labels in each worker's samples, one stacked bar per worker.
 
     Args:
-        experiment: An experiment on a data set with class labels, or on arrays; the function loads
-            the data.
+        experiment: An experiment whose data set has class labels. The function loads the data.
 
     Raises:
         InvalidInput: The labels of the data are not integers.

@@ -15,7 +15,7 @@ from labkit.figures.kit.sheet import sheet
 from labkit.records.analysis.costs import compare_faults
 from labkit.records.run import Run
 
-Pairs = Mapping[str, tuple[Run, Run | None]]  # by strategy: (run without faults, run with faults)
+Pairs = Mapping[str, tuple[Run, Run | None]]  # per strategy: (run without faults, with faults)
 
 _COLUMNS = {
     "name": "strategy",
@@ -32,7 +32,7 @@ _COLUMNS = {
 
 
 def fault_table(pairs: Pairs) -> pd.DataFrame:
-    """Return a row per strategy, ordered by the fraction of goodput that remains under faults."""
+    """Return a row per strategy, sorted by the fraction of goodput that remains under faults."""
     table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
     return table[list(_COLUMNS)].rename(columns=_COLUMNS).reset_index(drop=True)
 
@@ -52,8 +52,8 @@ def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
     """Draw remaining goodput under faults and recovery time, with a bar per strategy.
 
     Args:
-        pairs: For each strategy name, its run without faults and its run with faults, or None if
-            the strategy cannot run with faults.
+        pairs: For each strategy name, a run without faults and a run with faults. The second is
+            None if the strategy cannot run with faults.
         script: Description of the injected faults, for the title.
     """
     table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
@@ -97,7 +97,7 @@ def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
 
 
 def summarize_fault(pairs: Pairs) -> Markdown:
-    """Summarize failed strategies, highest and lowest remaining goodput, and lost samples."""
+    """Summarize failed strategies, extremes of the goodput that remains, and lost samples."""
     table = compare_faults(pairs)
     finished, failed = table[table["finished"]], table[~table["finished"]]
     return sentences(

@@ -96,7 +96,7 @@ def _text(column: str, value: float) -> str:
 def summarize_serving(served: ServingMeasurements) -> Markdown:
     """Summarize the lowest latency, the highest throughput, and the gain from slicing the model.
 
-    A configuration counts as better than another if their spreads do not overlap; the spread is p10
+    A configuration counts as better than another if their spreads do not overlap. The spread is p10
     to p90 of latencies, or the range of throughputs over all streams.
     """
     latency, rate = served.latency(), served.throughput()
@@ -140,7 +140,7 @@ def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
 
 
 def _highest_throughput(rate: pd.DataFrame, network: str) -> Finding:
-    """Return a finding: the highest throughput, if each configuration uses its best batch size."""
+    """Return a finding about the configuration with the most throughput at its best batch size."""
     group = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
     first, *others = group.drop_duplicates("way").to_dict("records")
     is_ahead = all(first[f"{RATE}_low"] > other[f"{RATE}_high"] for other in others)
@@ -254,7 +254,7 @@ def deployment(table: pd.DataFrame) -> Figure:
 
 
 def summarize_deployment(table: pd.DataFrame) -> Markdown:
-    """Summarize accuracy, size and time of each method, and name the smallest file without loss."""
+    """Summarize each method's accuracy, size and time, and the smallest file of equal accuracy."""
     rows = _rows(table)
     original = rows[ORIGINAL]
     findings = [
@@ -286,8 +286,7 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # The size after gzip is also stated, because gzip reduces the size without any compression
-    # method.
+    # The size after gzip is also stated, because gzip alone reduces the size of a file.
     return (
         f"{text}; for comparison, its .keras file compressed by gzip: "
         f"{bytes_text(row['keras_gzip_bytes'])}"
@@ -353,8 +352,8 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # Methods that do not support the model have NaN bytes; they are omitted, because NaN is not
-    # equal to itself.
+    # Methods that do not support the model have NaN bytes. They are omitted here, because NaN does
+    # not equal itself.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 

@@ -75,7 +75,7 @@ class LiveCurve:
 
 
 class LiveFigure:
-    """A live figure of loss and metrics, and of speed, sent bytes and step parts of each rank.
+    """A live figure of loss and metrics, and of each rank's speed, sent bytes and step parts.
 
     Args:
         label: Label of the experiment, for the title.
@@ -129,8 +129,8 @@ class LiveFigure:
         rank, step = int(row["rank"]), row["step"] + 1
         self._curves["loss", rank].add(step, row["loss"])
         speed = row["samples"] / max(row["seconds"], 1e-9)
-        # If a rank has no samples in a step, the step has no speed, because zero would distort the
-        # mean.
+        # If a rank has no samples in a step, the curve omits its speed, because zero would distort
+        # the mean.
         self._curves["speed", rank].add(step, speed or math.nan)
         self._sent[rank] += row.get("wire_bytes", 0) / _MIB
         self._curves["sent", rank].add(step, self._sent[rank])
@@ -291,7 +291,7 @@ def linked_selection(*figures: Figure) -> LinkedFigures:
 
     The user selects a run by a click on its line, marker or legend entry, or in the list above the
     figures. A second click on the same run deselects it. The output of `labkit run` contains plain
-    figures; `labkit report` links figures by a script of its own.
+    figures. `labkit report` links figures by its own script.
 
     Raises:
         InvalidInput: There are no figures.

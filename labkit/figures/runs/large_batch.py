@@ -33,10 +33,10 @@ _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw the cost (samples, seconds) to a target accuracy over workers: a line per rate rule.
+    """Draw samples and seconds to a target accuracy over workers: a line per learning-rate rule.
 
     The bands show the range over seeds. A cross marks a run in which some seeds missed the target
-    accuracy, at the samples or seconds of the whole training.
+    accuracy. Its y value is the cost of the whole training, in samples or seconds.
 
     Args:
         runs: Runs with the same batch size per worker; see `large_batch_table`.
@@ -63,13 +63,13 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
 
 
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row per learning-rate rule and number of workers: seeds, and cost to the target.
+    """Return a row per learning-rate rule and number of workers, with the cost to the target.
 
     `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
-    the cost until the target is reached: means over the seeds that reached it, with ranges.
+    the cost to reach the target: means and ranges over the seeds that reached the target.
     `all_samples` and `all_seconds` are the cost of the whole training (maximum over seeds). With
-    one worker, all rules of an optimizer give the same learning rate. A run with one worker also
-    counts for the rules of its optimizer that have no one-worker run.
+    one worker, all rules of an optimizer give the same learning rate. If a rule has no run with one
+    worker, it uses such a run of another rule with the same optimizer.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]
@@ -86,7 +86,7 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
 
 
 def summarize_large_batch(runs: Sequence[Run], target: float) -> Markdown:
-    """Summarize which published claims hold, which rule is the fastest, and each rule's samples.
+    """Summarize which published claims hold, the fastest rule, and the samples that rules need.
 
     Published: up to some batch size, training with the linear rule needs a constant number of
         samples; warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS (You
@@ -130,7 +130,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort rows by rule; a rule without a one-worker row gets its optimizer's one-worker row."""
+    """Sort rows by rule; if a rule has no one-worker row, copy that of its optimizer."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)
@@ -173,13 +173,13 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
 
 
 def _largest_scale(table: pd.DataFrame, rule: str) -> int:
-    """Return the largest number of workers with which all seeds reached the target; 0: none."""
+    """Return the largest number of workers with which all seeds reached the target, or 0."""
     group = table[(table["rule"] == rule) & (table["reached"] == table["seeds"])]
     return int(group["workers"].max()) if len(group) else 0
 
 
 def _linear_rule(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge up to how many workers the linear rule needs as few samples as a single worker."""
+    """State up to how many workers the linear rule needs no more samples than one worker."""
     group = table[table["rule"] == _LINEAR].set_index("workers")
     if 1 not in group.index or len(group) < 2 or group["reached"][1] < group["seeds"][1]:
         return
@@ -255,7 +255,7 @@ def _by_rule(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _samples_text(row: pd.Series, workers: int) -> str:
-    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count the seeds on target."""
+    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count successful seeds."""
     workers_text = plural(workers, "worker")
     if row["reached"] < row["seeds"]:
         return f"{workers_text} {row['reached']} of {row['seeds']} seeds reached the target"

@@ -78,7 +78,7 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
 
 
 def _user_metrics(shown: Sequence[RunEntry], results: Tables) -> list[str]:
-    """Return the names of user-defined metrics that have several values and so form a curve."""
+    """Return the names of user-defined metrics with at least two values, which form a curve."""
     every = dict.fromkeys(name for entry in shown for name in logged_names(entry.run))
     return [
         name
@@ -94,7 +94,7 @@ def _rows_with(results: Tables, name: str, points: int) -> Tables:
 
 
 def select_curves(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
-    """Return the runs whose curves are drawn, as thousands of curves would hide each other.
+    """Select the runs whose curves are drawn, because thousands of curves would hide each other.
 
     The selected runs are evenly spaced; they include the first and last run, and the runs with the
     best and worst test result.
@@ -144,8 +144,8 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # For each drawn trace, `raw` names the column of unsmoothed values: for three traces,
-            # the lower edge, upper edge and line of a band.
+            # `raw` names the column of unsmoothed values for each drawn trace. Three traces are the
+            # lower edge, the upper edge and the line of a band.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -168,7 +168,7 @@ def _panel(
 def _over_all(
     results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return positions on x axes except the step; a run that failed its check has no seconds."""
+    """Return positions on x axes except steps; runs with a failed check have no seconds."""
     over = [
         name
         for name in axes
@@ -183,7 +183,7 @@ def _rounded(values: pd.Series[float]) -> list[float | None]:
 
 
 def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
-    """Return the reason why the figure has no axis of bytes; an empty list if it has the axis."""
+    """Return the reason why the figure has no axis of bytes, or an empty list if it has one."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []

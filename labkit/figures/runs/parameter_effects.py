@@ -1,4 +1,4 @@
-"""Results of runs by parameters: parallel coordinates, heat maps, and search history."""
+"""Figures of results against run parameters: parallel coordinates, heat maps, search history."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ Axis = tuple[str, list[Value], AxisScale]
 
 
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
-    """Draw each run as a line that crosses axes of the runs' parameters and results.
+    """Draw parallel coordinates: a line per run, and an axis per parameter or result.
 
     If a run failed its equivalence check, it has no speed, so its line has a gap at the axis of the
     speed.
 
     Args:
         runs: Runs to compare.
-        axes: Names of parameters and metrics, from left to right; default: the parameters in which
-            runs differ (except the seed), then accuracy or loss, bytes, and samples/s.
+        axes: Names of the parameters and metrics to draw, from left to right. By default, the axes
+            are the parameters that differ between runs (except the seed), then accuracy or loss,
+            bytes, and samples/s.
 
     Raises:
         LabkitError: There are no runs.
@@ -67,7 +68,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
 
 
 def parallel_sheet(entries: Sequence[RunEntry], axes: Sequence[str] | None = None) -> Sheet:
-    """Return the sheet that `parallel_coordinates` draws for the runs of the entries."""
+    """Return the figure of `parallel_coordinates` as a `Sheet` (panels with title and legend)."""
     chosen = _axes(entries, axes)
     panel = Panel(
         title="",
@@ -145,7 +146,7 @@ def _rules(count: int) -> Trace:
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Return one trace with the labels of all discrete values, and of both ends of numeric axes."""
+    """Return one trace with all axis labels: every discrete value, or both ends if numeric."""
     room = _ACROSS // len(axes) + 1  # number of letters that fit between two axes
     rows = [
         (place, y, safe_text(text), f"middle {side}")
@@ -188,7 +189,7 @@ def _names(axes: Sequence[Axis]) -> Trace:
 
 
 def _left_margin(axes: Sequence[Axis]) -> float:
-    """Return the room for the first axis's labels, in units of the distance between axes."""
+    """Return the width of the first axis's labels, as a multiple of the distance between axes."""
     name, _, on = axes[0]
     letters = max(len(word(name, value)) for _, value in on.ticks) + 2 if on.slots else 0
     return max(0.035, letters / _ACROSS) * len(axes)
@@ -239,11 +240,11 @@ def heat_sheet(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Sheet:
-    """Return the sheet that `heat_map` draws for the runs of the entries."""
+    """Return the figure of `heat_map` as a `Sheet` (panels with title and legend)."""
     all_runs = [entry.run for entry in entries]
     x, y = axes_of(all_runs, x, y)
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
-    # names of the measures; the first four columns are not measures
+    # names of the measures (the first four columns of the table are no measures)
     names = list(table.columns[4:])
     several = max(map(len, table["runs"]))
     remarks = [
@@ -265,7 +266,7 @@ def heat_sheet(
 
 
 class Grid(NamedTuple):
-    """Names of a heat map's parameters x and y, and the values of x (`across`) and y (`down`)."""
+    """The two parameters of a heat map: their names (`x`, `y`) and values (`across`, `down`)."""
 
     x: str
     y: str
@@ -274,7 +275,7 @@ class Grid(NamedTuple):
 
 
 def _cell_table(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
-    """Return a row per cell of the heat map, also for empty cells: position, runs, value, texts."""
+    """Return one row per cell of the heat map, with position, runs, value and texts."""
     group = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
     rows = []
     for row, down in enumerate(grid.down):
@@ -326,7 +327,7 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
 
 
 def _dots(cell_rows: pd.DataFrame) -> Trace:
-    """Return a dot in each cell with runs, which is visible only if one of the runs is selected."""
+    """Return one dot per non-empty cell; it is visible only while a run of the cell is selected."""
     # The runs of a cell are selected through a separate point, because Plotly cannot select cells
     # of a heat map.
     group = cell_rows[cell_rows["runs"].map(len) > 0]

@@ -54,7 +54,7 @@ ONE, ENSEMBLE, SINGLE = "one model", "an ensemble", "a model alone"
 
 
 def period_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over the synchronization period: a line per rule, a band for the seeds.
+    """Draw test accuracy over the synchronization period: a line per rule, a band over the seeds.
 
     Args:
         runs: Runs whose replicas synchronize periodically; a run that synchronizes in every step
@@ -98,7 +98,7 @@ def summarize_period(runs: Sequence[Run]) -> Markdown:
 
 
 def period_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per run: label (`way`), rule, codec, period in steps, steps, run, accuracy."""
+    """Return one row per run: label (`way`), synchronization rule, codec, period, accuracy."""
     return accuracy_table(runs, _rule).sort_values(["rule", "period"], kind="stable")
 
 
@@ -121,7 +121,7 @@ def _rule(run: Run) -> dict[str, Any]:
 
 
 def _codec(compressor: Mapping[str, JSON] | None) -> str:
-    """Return how a compressor encodes values, such as `in 4 bits`, or `by` and its expression."""
+    """Return how a compressor encodes values: `in 4 bits`, or `by` and its expression."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
@@ -186,7 +186,7 @@ def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
 def _at_longest_period(
     rule: str, source: str, ours: pd.DataFrame, theirs: pd.DataFrame
 ) -> Iterator[Finding]:
-    """Compare a rule with averaging at their longest common period, unless this period is short."""
+    """Compare a rule with averaging at their longest common period, unless it is 8 to 32 steps."""
     longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
     ours, theirs = ours[ours["period"] == longest], theirs[theirs["period"] == longest]
     if len(ours) and not ours["period"].isin(SHORT).any():
@@ -283,7 +283,7 @@ def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _topology(run: Run) -> dict[str, Any]:
-    """Return topology, spectral gap (NaN if all workers communicate), and consensus distance."""
+    """Return the topology, the spectral gap (NaN without gossip), and the consensus distance."""
     fields = dict(run.experiment["strategy"])
     distance = (run.metrics.get("epochs") or [{}])[-1].get(DISTANCE, 0.0)
     if fields.pop("name") != "Gossip":
@@ -327,7 +327,7 @@ def summarize_slow_worker(runs: Sequence[Run]) -> Markdown:
     allreduce = table[table["way"] == COMPLETE]["epoch_seconds"]
     if len(asynchronous) and len(allreduce):
         factor = float(allreduce.min() / asynchronous.max())
-        claim = "An epoch of asynchronous gossip is at least 4 times as fast as with an allreduce"
+        claim = "An epoch of asynchronous gossip is at least 4 times as fast as one with allreduce"
         holds = factor >= PUBLISHED_SPEED
         findings.append(published(claim, "Lian 2018", holds, f"{factor:.2g} times as fast"))
     return sentences(findings)
@@ -379,7 +379,7 @@ def _gossip_claims(table: pd.DataFrame) -> Iterator[Finding]:
 def codistillation_table(
     one: Run, taught: Sequence[Run], ensembles: Sequence[Sequence[Run]]
 ) -> pd.DataFrame:
-    """Return a row per training method (`way`): accuracy, seeds, bytes per step, and seconds.
+    """Return one row per training method, with accuracy, seeds, bytes per step, and seconds.
 
     Args:
         one: Run in which all workers train a single model synchronously.

@@ -1,4 +1,4 @@
-"""Scatter plots of runs over two parameters or metrics; Pareto fronts of accuracy and cost."""
+"""Scatter plots of runs, with any two parameters or metrics; Pareto fronts of accuracy and cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WIDE = 30.0
 
 
 def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
-    """Draw `y` over `x` (metrics or parameters): a marker per run, with error bars over seeds.
+    """Draw metric or parameter `y` over `x`: one marker per run, with error bars over seeds.
 
     Args:
         runs: Runs to compare.
@@ -70,15 +70,15 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 def _table(
     shown: Sequence[RunEntry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
 ) -> pd.DataFrame:
-    """Return a table row per run that has both x and y: axis positions, and ranges over seeds."""
+    """Return one row per run that has both x and y, with axis positions and ranges over seeds."""
     rows = []
     for place, entry in enumerate(shown):
         row: dict[str, str | float] = {"run": entry.key}
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
-                # If a run has no range over seeds, both ends equal the value, so that no error bar
-                # is drawn.
+                # If a run has no range over seeds, both ends of the error bar equal the value, so
+                # no bar is drawn.
                 ends = seed_range(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
@@ -90,7 +90,7 @@ _COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_h
 
 
 def _place(values: Sequence[Value], value: Value) -> float:
-    """Return the axis position of a value: the number itself, or a text's index in `values`."""
+    """Return a value's axis position: the number itself, or the index of a text in `values`."""
     if _words(values):
         return float([repr(slot) for slot in sorted_values(values)].index(repr(value)))
     return float(value or 0.0)
@@ -122,7 +122,7 @@ _COSTS = {
 
 
 def pareto(runs: Iterable[Run] | Run) -> Figure:
-    """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
+    """Draw the Pareto fronts of test accuracy over bytes on the wire and over seconds.
 
     Error bars show the range over random seeds. A marker is filled if no other run with the same
     network and clock dominates the marker's run. A run dominates another run if it is at least as
@@ -186,7 +186,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Return the lines of the Pareto fronts; for the cost in seconds, one per network and clock."""
+    """Return the lines of the Pareto fronts; over seconds, one front per network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [group for _, group in links]
@@ -200,7 +200,7 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
 
 def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    # A run without seconds has NaN, with which every comparison is false.
+    # The seconds of a run without speed are NaN, and NaN differs from itself.
     if row["seconds"] == row["seconds"]:
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

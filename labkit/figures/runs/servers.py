@@ -1,4 +1,4 @@
-"""Throughput of parameter servers and of an allreduce by the number of workers."""
+"""Throughput of parameter servers and of an allreduce, as the number of workers grows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per simulated run and its measured counterpart: step times (ms), time ratio.
+    """Return one row per simulated and measured run: step times in ms, and their ratio.
 
     Runs that failed the equivalence check have no step time.
     """
@@ -179,7 +179,7 @@ def _backup_workers(slow: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _highest_throughput(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Name the fastest and second-fastest configuration, and the fastest with servers."""
+    """Name the two fastest configurations, and the fastest one that has parameter servers."""
     most = max((n for group in runs_by_way.values() for n in group), default=0)
     ranked = sorted(
         (group[most] for group in runs_by_way.values() if most in group), key=_rate, reverse=True
@@ -230,7 +230,7 @@ def _speed(run: Run, head: str, subject: str, details: str) -> Finding:
 
 
 def _gain(group: dict[int, Run], few: int, many: int) -> float:
-    """Return the mean throughput factor per doubling of workers, from `few` to `many` workers."""
+    """Return by which factor each doubling of workers multiplies the throughput, on average."""
     return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 

@@ -47,7 +47,7 @@ def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
 
 
 def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
-    """Return a panel: a throughput bar per run, with a whisker from slow (p90) to fast (p10)."""
+    """Return a panel: a throughput bar per run, with a whisker from the slow to the fast steps."""
     import pandas as pd
 
     rows = [
@@ -70,7 +70,7 @@ def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
 
 
 def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
-    """Return panels of speed-up and efficiency: a marker per run, filled for strong scaling.
+    """Return the panels of speed-up and efficiency; filled markers show runs with strong scaling.
 
     Lines connect the medians over seeds, bands show the range over seeds, and a dashed line shows
     the ideal.
@@ -112,7 +112,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
 
 
 def speedup_in_words(entries: Sequence[RunEntry]) -> str:
-    """List the speed-up and efficiency of every run; return "" if no run has only one worker."""
+    """List the speed-up and efficiency of every run; return "" without a run on one worker."""
     labels = {entry.key: entry.label for entry in entries}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
@@ -189,11 +189,12 @@ def accuracy_range(run: Run) -> tuple[float, float, float]:
 def accuracy_table(
     runs: Iterable[Run], describe: Callable[[Run], Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Return a row per run: description, accuracy, seeds, bytes per step, training seconds.
+    """Return one row per run, with description, accuracy, seeds, bytes per step, training seconds.
 
     Args:
         runs: Runs with test accuracies.
-        describe: Function that returns the first columns of a run's row, by name.
+        describe: Function that returns a run's first columns, as a mapping from column name to
+            value.
     """
     rows = []
     for run in runs:
@@ -204,7 +205,7 @@ def accuracy_table(
 
 
 def accuracy_finding(row: Any, head: str = "", subject: str = "", *details: str) -> Finding:
-    """Return a finding about one row of `accuracy_table`, given as a tuple from `itertuples`."""
+    """Return a finding about one row of `accuracy_table`; the row comes from `itertuples`."""
     band = row.accuracy_low, row.accuracy_high
     return Finding(head, subject, row.accuracy, band, row.seeds, PERCENT, details=details)
 
@@ -220,5 +221,5 @@ def is_better(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
 
 
 def is_near(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Return whether the best seed of each row in `ours` is no worse than the worst in `theirs`."""
+    """Return whether every row of `ours`, at its best seed, reaches the worst seed in `theirs`."""
     return bool((ours["accuracy_high"] >= theirs["accuracy_low"].min()).all())

@@ -1,4 +1,4 @@
-"""Accuracy with stale gradients: corrections, published results, time to target accuracy."""
+"""Accuracy with stale gradients: staleness corrections, published results, and time to a target."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from labkit.records.analysis.costs import to_target
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 
-CHANCE = 2.0  # accuracies below this multiple of a random guess's accuracy count as near chance
+CHANCE = 2.0  # An accuracy below this multiple of a random guess's accuracy counts as near chance.
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
-OLD = 10  # staleness, in updates, from which gradients count as old
+OLD = 10  # A gradient counts as old from this staleness, in updates.
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over mean staleness: a line per staleness correction, bands over seeds."""
+    """Draw test accuracy over mean staleness, with one line per staleness correction."""
     shown = entries(runs)
     table = stale_table([entry.run for entry in shown])
     looks = lines(table["staleness_correction"])
@@ -113,7 +113,7 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
 
 
 def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), staleness correction, mean staleness, accuracy."""
+    """Return one row per run: label (`way`), staleness correction, mean staleness, accuracy."""
     return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
 
 
@@ -130,12 +130,12 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row per run: label (`way`), slow worker, and cost to reach the target accuracy.
+    """Return one row per run, with the time, samples and bytes to reach the target accuracy.
 
     Args:
         runs: Runs with any training strategies.
-        target: Target accuracy on the validation data; the table contains the seconds, samples and
-            MiB until a run reaches this accuracy.
+        target: Target accuracy on the validation data. The table contains the seconds, samples and
+            MiB until a run reaches the target.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
@@ -148,11 +148,11 @@ def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
 def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
     """Name the strategy that first reaches the target accuracy, with and without a slow worker.
 
-    Published claim (Ho 2013): with one slow worker, stale synchronous training is between
-    synchronous and asynchronous training in time to a given loss. The summary confirms the claim of
-    Ho (2013) if the mean time of stale synchronous training is between those of synchronous and
-    asynchronous training. The summary states whether the times of the strategies overlap in their
-    ranges over seeds.
+    Published claim (Ho 2013): with one slow worker, stale synchronous training reaches a given loss
+    sooner than synchronous training and later than asynchronous training. The summary confirms the
+    claim of Ho (2013) if the mean time of stale synchronous training is between those of
+    synchronous and asynchronous training. The summary states whether the times of the strategies
+    overlap in their ranges over seeds.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -182,7 +182,7 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous training is faster than synchronous, slower than async."""
+    """Judge whether stale synchronous training is faster than synchronous and slower than async."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
@@ -208,14 +208,13 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
 
 
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a table row per softsync run: staleness and test error, with published values.
+    """Return one row per softsync run: measured and published values of staleness and test error.
 
     The column `staleness` is the mean staleness in updates; for n-softsync, the paper states a mean
     staleness of n. The column `later than 2n` is the share of gradients with a staleness above 2n,
     where n is the parameter of n-softsync. The column `error` is the mean test error over seeds;
     the column `of seeds` is the range of this error. The column `of` names the published
-    experiment; the column `source` names its paper and has a mark that `labkit.simulate.published`
-    explains.
+    experiment. The column `source` names the paper, and a letter that marks the type of source.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -246,7 +245,7 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def summarize_batch(runs: Sequence[Run]) -> Markdown:
-    """Summarize whether smaller batches compensate for staleness, at rates α₀ / mean staleness.
+    """Summarize whether smaller batches make up for staleness, at learning rates α₀/mean staleness.
 
     Published claim (Gupta 2015, arXiv 1509.04210): at learning rates α₀ / staleness, the mini-batch
     size of a learner determines the accuracy. With more learners, gradients are staler, so the
@@ -254,7 +253,7 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
     accuracy over seeds do not overlap.
 
     Args:
-        runs: Softsync runs with several batch sizes and several values of n (staleness).
+        runs: Softsync runs with several batch sizes and several n, the staleness in n-softsync.
     """
     table = _settings_table(runs, batch="batch_size").sort_values(["batch", "n"])
     findings = [
@@ -285,14 +284,13 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 
     Args:
         runs: Softsync runs without a staleness correction, with several learning rates and several
-            n.
+            values of n.
     """
     table = _settings_table(runs, rate="learning_rate").sort_values("n", kind="stable")
     findings, equal_rates = [], []
     for rate, group in table.groupby("rate"):
         young, old = group[:1], group[-1:]
-        # A learning rate with a single run has only one table row, which is both the first and the
-        # last.
+        # With a single run at a learning rate, the first table row is also the last.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
             what = f"At learning rate {rate:g}, staleness {row.n}"
@@ -312,9 +310,9 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 
 
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
-    """Summarize whether Downpour SGD tolerates rarer exchanges with Adagrad than with plain SGD.
+    """Summarize whether Adagrad lets Downpour SGD exchange less often than plain SGD does.
 
-    The summary judges each optimizer at the learning rate that gives its best result when workers
+    The summary judges each optimizer at one learning rate: the rate that is best when workers
     exchange most often. The summary also names the best learning rate when workers exchange least
     often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200
     replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy
@@ -358,7 +356,7 @@ def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _settings_table(runs: Sequence[Run], **columns: str) -> pd.DataFrame:
-    """Return the accuracy table with extra columns for settings of the strategy and experiment."""
+    """Return the accuracy table with extra columns for the settings of strategy and experiment."""
     return accuracy_table(
         runs,
         lambda run: (

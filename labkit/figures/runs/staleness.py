@@ -1,4 +1,4 @@
-"""Staleness of gradients: update logs, histograms, and measured against simulated staleness."""
+"""Staleness of gradients: update log, histograms, and comparison of measurement and simulation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACROSS = 3  # number of panels side by side
 # share of gradients that the staleness axis covers; higher staleness, caused by workers that start
 # late, is cut off
 MOST_AGES = 0.95
-PLAIN = "at α₀"  # label of softsync without a staleness correction
+PLAIN = "at α₀"  # label of softsync runs that do not correct the learning rate for staleness
 
 
 def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
@@ -52,8 +52,8 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
 
     Args:
         run: Run with parameter servers and one seed.
-        first, last: Numbers of the first and last gradient to draw, in order of application;
-            by default, the figure begins at gradient 0 and draws as many gradients as are legible.
+        first, last: Numbers of the first and last gradient to draw, in order of application. By
+            default, the figure begins at gradient 0 and draws at most 60 gradients.
 
     Raises:
         LabkitError: The run has no update log.
@@ -151,7 +151,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
         f"**{name}**",
         details=(
             f"staleness {ages.mean():.3g} updates on average, {ages.max():g} at most "
-            f"({workers} equal workers that never wait have {workers - 1})",
+            f"({workers} equally fast workers that never wait have {workers - 1})",
             f"{result} in {spent}",
         ),
     )
@@ -175,7 +175,7 @@ def staleness_of(run: Run) -> pd.Series[float]:
 
 
 def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
-    """Return each gradient's colour index: staleness, up to `SHADES` - 1; -1 if it was dropped."""
+    """Return each gradient's colour index: staleness, at most `SHADES` - 1, or -1 if dropped."""
     shades = events["staleness"].clip(upper=SHADES - 1).astype(int)
     return shades.where(events["update"] >= 0, -1)
 
@@ -237,7 +237,7 @@ def _window_text(window: pd.DataFrame) -> str:
 
 
 def staleness_by_clock(runs: Iterable[Run]) -> Figure:
-    """Draw measured and simulated (virtual clock) staleness of gradients, a panel per strategy.
+    """Draw histograms of measured and of simulated staleness of gradients, one panel per strategy.
 
     Args:
         runs: For each strategy, one measured run (wall clock) and one simulated run (virtual

@@ -26,8 +26,8 @@ _MOST_METRICS = 6  # greatest number of user-defined metrics in a sentence
 def summarize(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize each run: result, equivalence check, parts of the step time, and speed-up.
 
-    The speed-up over one worker counts as a difference only if the ranges of step times (p10 to
-    p90) do not overlap. The summary reports accuracies from a single seed, but does not compare
+    The summary calls a speed-up over one worker a difference only if the ranges of step times (p10
+    to p90) do not overlap. The summary reports accuracies from a single seed, but does not compare
     them.
     """
     shown = settings(runs)
@@ -86,7 +86,7 @@ def _speedup_findings(shown: Sequence[RunEntry]) -> list[Finding]:
 
 
 def speed_verdict(low: float, high: float, below_text: str) -> str:
-    """Return the conclusion about a speed ratio: its range is above 1, below 1, or includes 1."""
+    """Return whether a speed ratio's range lies above 1, below 1, or includes 1, as a text."""
     if low > 1:
         return "it pays"
     return below_text if high < 1 else "no difference beyond the spread of the step times"
@@ -108,8 +108,8 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
     settings with the best accuracy, speed and bytes, separately for each task, number of samples
     and clock. The summary lists the parameters in which the best and the next setting differ. A
     statistical test over seeds (`verdict.judge`) decides whether a lead in accuracy is significant.
-    A lead in speed is significant if the ranges of speed over seeds do not overlap. A sentence
-    about an insignificant lead first states that the lead is insignificant.
+    A lead in speed is significant if the ranges of speed over seeds do not overlap. If a lead is
+    not significant, its sentence says so first.
 
     Raises:
         LabkitError: There are no runs.
@@ -147,12 +147,12 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _accuracy(entry: RunEntry) -> Finding | None:
-    """Return the finding on mean test accuracy over seeds; None if the run has no accuracy."""
+    """Return the statement on mean test accuracy over seeds; None if the run has no accuracy."""
     return _over_seeds(entry, "test accuracy", accuracies(entry.run).values(), "{:.2%}".format)
 
 
 def _metric(name: str, what: str, entry: RunEntry) -> Finding | None:
-    """Return the finding on the mean of a metric over seeds; None if the run lacks the metric."""
+    """Return the statement on a metric's mean over seeds; None if the run lacks the metric."""
     values = (seed.metrics.get(name) for seed in completed_seeds(entry.run))
     return _over_seeds(entry, what, filter(is_number, values), "{:.4g}".format)
 
@@ -167,7 +167,7 @@ def _over_seeds(
 
 
 def _speed(entry: RunEntry) -> Finding | None:
-    """Return the finding on samples/s over seeds, or None if the equivalence check failed."""
+    """Return the statement on samples per second; None if the run failed its equivalence check."""
     value = entry.metrics.get("samples_per_second")
     if not value or entry.equivalence_failed:
         return None
@@ -185,7 +185,7 @@ def _bytes(entry: RunEntry) -> Finding | None:
 
 
 def _comparable_groups(shown: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
-    """Group runs by task, number of samples and clock; keys state how the groups differ.
+    """Group runs by task, number of samples and clock; each key names what sets its group apart.
 
     Measured runs (wall clock) and simulated runs (virtual clock) are never ranked together.
     """
@@ -233,7 +233,7 @@ _Place = tuple[Finding, RunEntry]
 def _ranked(
     shown: Sequence[RunEntry], measure: Callable[[RunEntry], Finding | None], sign: int
 ) -> list[_Place]:
-    """Return the runs that have a measured value, in descending (sign 1) or ascending order."""
+    """Return the runs with a measured value, in descending order if `sign` is 1, else ascending."""
     known = [(finding, entry) for entry in shown if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda place: -sign * (place[0].value or 0.0))
 
@@ -291,8 +291,8 @@ def _lowest_text(ranked: Sequence[_Place]) -> str:
 
 def _judge_by_seeds(first: _Place, second: _Place) -> str:
     ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # `judge` tests whether a candidate is less accurate than a reference; here, the second run is
-    # the candidate and the first run the reference.
+    # `judge` tests whether a candidate is less accurate than a reference. The candidate is the
+    # second run; the reference is the first run.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
     return "the difference exceeds the spread of the seeds" if lost else ""
 
@@ -347,7 +347,7 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
     seeds = int(most["seeds"])
-    # With a single seed, the range of the speed-up is over steps, because there is no range over
+    # With a single seed, the range of the speed-up covers the steps of one run instead of several
     # seeds.
     ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
     low, high = (float(most[end]) for end in ends)

@@ -35,7 +35,7 @@ def cost_curves(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Figure:
-    """Draw simulated time over buffer size per network; mark where the fastest algorithm changes.
+    """Draw the simulated time over the buffer size, and mark where the fastest algorithm changes.
 
     Markers are simulated times. Thin lines are closed-form costs (`labkit.simulate.closed_form`),
     which assume a single switch.
@@ -129,7 +129,7 @@ def _traces(
 
 
 def _fastest_names(costs_of_network: Costs) -> str:
-    """Return the fastest algorithms by increasing buffer size: `fastest: butterfly → ring`."""
+    """List the fastest algorithms from small to large buffers: `fastest: butterfly → ring`."""
     names = [" = ".join(stretch.algorithms) for stretch in costs_of_network.fastest]
     if len(names) == 1:
         return f"fastest: {names[0]}"
@@ -146,15 +146,16 @@ def _fastest_by_size(costs_of_network: Costs) -> str:
 def counts_table(
     algorithms: Iterable[str] = tuple(ALLREDUCE), sizes: Iterable[int] = (2, 4, 8)
 ) -> pd.DataFrame:
-    """Return a table row per algorithm and rank count: message counts by schedule and by formula.
+    """Return one row per algorithm and rank count: message counts of the schedule and the formula.
 
-    The columns `volume` and `busiest_rank` are the bytes sent by all ranks together and by the
-    busiest rank. The columns `volume` and `busiest_rank` are multiples of the buffer size n. The
-    column `equal` states whether schedule and formula give the same counts for every rank.
+    The column `volume` counts the bytes sent by all ranks together. The column `busiest_rank`
+    counts the bytes of the rank that sends most. The columns `volume` and `busiest_rank` are
+    multiples of the buffer size n. The column `equal` states whether schedule and formula give the
+    same counts for every rank.
 
     Args:
         algorithms: Names of allreduce algorithms in `labkit.schedules`.
-        sizes: Numbers of ranks; each algorithm has a row for each number.
+        sizes: Numbers of ranks. The table has one row for each algorithm and each number of ranks.
 
     Raises:
         InvalidInput: A name in `algorithms` does not exist.
@@ -184,7 +185,7 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 
 
 def summarize_counts(table: pd.DataFrame) -> Markdown:
-    """Summarize whether schedules agree with formulas, and which algorithms load a rank most."""
+    """Summarize whether schedules match formulas, and with which algorithms one rank sends most."""
     wrong = table[~table["equal"]]
     findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula on every rank"]
     findings += [
@@ -274,7 +275,7 @@ def summarize_link(
     network: str | Network = "1GbE",
     gamma: float = 0.0,
 ) -> Markdown:
-    """Name each algorithm's busiest links and time; arguments as for `link_utilisation`."""
+    """Name each algorithm's time and busiest links; arguments as for `link_utilisation`."""
     by_name = simulations(algorithms, size, nbytes, network, gamma)
     least = min(simulation.seconds for simulation in by_name.values())
     findings = []
@@ -296,13 +297,13 @@ def simulations(
     network: str | Network,
     gamma: float = 0.0,
 ) -> dict[str, Simulation]:
-    """Return the simulation of each algorithm by name, with a trace of its messages."""
+    """Return the simulation of each algorithm, by algorithm name, with a trace of its messages."""
     names = [algorithms] if isinstance(algorithms, str) else list(dict.fromkeys(algorithms))
     return {name: simulate(name, size, nbytes, network, gamma=gamma, trace=True) for name in names}
 
 
 def _summary(simulation: Simulation) -> str:
-    """Describe the use of links: `rank 0 out is in use 50% of the time, the others 7%`."""
+    """Describe how busy links are: `rank 0 out is in use 50% of the time, the others 7%`."""
     if not simulation.seconds:
         return "no link is used"
     share = simulation.occupied / simulation.seconds

@@ -32,10 +32,10 @@ ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2,
 
 
 def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None) -> Figure:
-    """Draw the tile of each machine in each layer, and the values that machines exchange.
+    """Draw which tile of each layer each machine owns, and the values that machines exchange.
 
-    The left panel shows the positions of a layer's input; a position is darker if more machines
-    other than its owner read it. Lines connect machines that exchange values; thicker lines
+    The left panel shows the positions of a layer's input. The more machines read a position without
+    owning it, the darker the position. Lines connect machines that exchange values; thicker lines
     represent more values. The right panel shows how many values per sample each machine sends to
     each other machine. The backward pass sends the gradients of the exchanged values in the
     opposite direction.
@@ -73,7 +73,7 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
 
 
 def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tuple[float, float]]:
-    """Return one replica's measured bytes per sample before each layer, as (forward, backward)."""
+    """Return the bytes that one replica sent before each layer, per sample: (forward, backward)."""
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
@@ -96,7 +96,7 @@ def _summary(
     size: int,
     measured: Sequence[tuple[float, float]],
 ) -> str:
-    """Describe the traffic before a layer: values, and predicted and measured bytes."""
+    """Describe the traffic into a layer: number of values, predicted bytes, and measured bytes."""
     of_layer = results.layer == number
     forward, back = int(results.values[of_layer].sum()), int(results.values_back[of_layer].sum())
     details = f"{layers[number - 1].name} to {layers[number].name}: "
@@ -109,7 +109,7 @@ def _summary(
 
 
 def _messages(results: Crossing, number: int) -> str:
-    """List the messages before a layer; if there are many, give only their number and sizes."""
+    """List the messages into a layer; if there are many, give only their number and sizes."""
     rows = [row[1:] for row in results.rows() if row[0] == number]
     if not rows:
         return "no messages"
@@ -176,7 +176,7 @@ def _borders(boxes: Integers) -> Trace:
 
 
 def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
-    """Return a line for each pair of machines that exchange values, thicker for more values."""
+    """Return one line per pair of machines that exchange values; wider lines carry more values."""
     pairs: dict[tuple[int, int], int] = {}
     for layer, source, destination, values in results.rows():
         if layer == number:
@@ -195,7 +195,7 @@ def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
 
 
 def _path(centers: Points, a: int, b: int) -> Points:
-    """Return a line from machine a to b, shape (points, 2), bent around machines in between."""
+    """Return a path from machine a to b, bent around machines between them; shape (points, 2)."""
     along = np.linspace(0, 1, 13)[:, None]
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
@@ -227,7 +227,7 @@ WAYS = ("forward", "backward")
 
 
 def layer_traffic(run: Run) -> Figure:
-    """Draw the payload bytes per step of each layer on the busiest rank, forward and backward.
+    """Draw how many payload bytes the busiest rank sends per step and layer, in both directions.
 
     A note below the axis names layers that send nothing.
 
@@ -269,7 +269,7 @@ def layer_traffic(run: Run) -> Figure:
 
 
 def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return a table row per sending layer (maximum over ranks), and names of all other layers."""
+    """Return one row per layer that sends (maximum over ranks), and the names of other layers."""
     table = run.layers
     if table.empty:
         where = "; give the run of a single seed" if run.seeds else ""
@@ -288,7 +288,7 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Return the bytes of weights on the rank with the most weights, and of the whole network."""
+    """Return the bytes of weights that the fullest rank stores, and the bytes of all weights."""
     by_rank = run.layers.groupby("rank")["weights_bytes"].sum()
     # Every rank lists every layer, so duplicates are dropped before the sum.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
@@ -296,7 +296,7 @@ def _weights(run: Run) -> tuple[int, int]:
 
 
 def _bars(sending: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Return a table row per layer and direction (forward, backward): payload in KiB per step."""
+    """Return one row per layer and direction (forward, backward): payload in KiB per step."""
     parts = []
     for way in WAYS:
         payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]

@@ -29,8 +29,8 @@ from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
 
 ADDS, REPLACES = "#D55E00", "#0072B2"
-# Colours of the states of a rank's value in a chunk: absent, present, received in this round, and
-# part of the full sum.
+# Each colour shows the state of a rank's value in a chunk: absent, present, received in this round,
+# or part of the full sum.
 ABSENT, THERE, NEW, COMPLETE = GRID, "#0072B2", "#D55E00", "#009E73"
 LEGEND = legend(
     [
@@ -72,12 +72,12 @@ def rank_circle(names: Sequence[str]) -> Trace:
 
 
 def frame_layout(names: Sequence[str], chunks: int) -> Trace:
-    """Return a layout: axes for the circle of ranks, buffers and caption, and buffer outlines."""
+    """Return a layout with axes of rank circle, buffers and caption, and the buffer outlines."""
     size = len(names)
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
     top = 1 - CAPTION / inner
-    below = (high - CELL * size) / 2 / inner  # margin that centres the buffers of few ranks
+    below = (high - CELL * size) / 2 / inner  # margin that centres few rows
     circle = BARE | {"range": [-1.3, 1.3]}
     boxes = {"showgrid": False, "fixedrange": True, "showline": False, "ticklen": 0}
     chunk_axis = axis("", **boxes, side="top", domain=BOXES, anchor="y2", range=[0, chunks])
@@ -130,7 +130,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return arrows for the messages `sent`: all of them add to a chunk, or all replace a chunk."""
+    """Return arrows for messages that all do the same: add to a chunk, or replace a chunk."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -141,7 +141,7 @@ def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str)
 
 
 def _labels(sent: Round, size: int, chunks: int) -> Trace:
-    """Return chunk names beside the arrows, near the senders, where arrows do not cross."""
+    """Return the chunk names: each is beside its arrow, near the sender, where no arrows cross."""
     # With one chunk, each message carries the whole buffer, so the arrows need no names.
     rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
     place = _place(size)
@@ -157,14 +157,14 @@ def _labels(sent: Round, size: int, chunks: int) -> Trace:
 
 
 def _strip_edges(chunks: int, size: int) -> Points:
-    """Return the x coordinates of strip segments: one segment per chunk and rank, with gaps."""
+    """Return the left and right edges of the strip segments: one segment per chunk and rank."""
     width = (1 - 2 * EDGE) / size
     start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # shape (chunks, size)
     return np.stack([start, start + 0.86 * width], axis=2).ravel()
 
 
 def _strips(holdings: Holdings, number: int) -> Trace:
-    """Return a strip under each chunk, with a segment for each rank whose value is in the chunk."""
+    """Return a strip under each chunk: a segment per rank, coloured if its value is there."""
     held = holdings.held[number]
     nodes, chunks, size = held.shape
     kind = np.where(held > 0, 2, 1)
@@ -219,16 +219,16 @@ def message_trace(
 ) -> Figure:
     """Animate a collective with one frame per round: messages, and the chunks on each rank.
 
-    Rank 2 starts with the values a2, b2, … in its chunks a, b, …. A chunk with a0+a2 contains the
-    sum of the values of ranks 0 and 2, and Σa is the sum over all ranks. A play button, a pause
-    button and a slider select the round.
+    Rank 2 starts with the values a2, b2, … in its chunks a, b, …. The text a0+a2 in a chunk means
+    the sum of the values of ranks 0 and 2. The text Σa means the sum over all ranks. A play button,
+    a pause button and a slider select the round.
 
     Args:
         algorithm: Name of a collective in `labkit.schedules`, or a function that returns the rounds
             for a number of ranks.
         size: Number of ranks, 2 to 12.
-        network: Network for the layout of the schedule and for the simulated times of each round;
-            by default, the figure shows no times.
+        network: Network that defines the layout of hosts and links, and on which the rounds are
+            simulated. By default, the figure shows no times.
         values: Initial values of the ranks, shape (size, chunks); default: names such as a2.
         nbytes: Size of the buffer in bytes for the simulation.
 
@@ -290,7 +290,7 @@ def _times(
 
 
 def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]]]:
-    """Return chunk contents as texts, indexed by [round][rank][chunk]; round 0 is the start."""
+    """Return the texts of the chunks, indexed by [round][rank][chunk]; round 0 is the start."""
     _, size, chunks, _ = holdings.held.shape
     if values is None:
         room = max(4, 76 // chunks)  # number of characters that fit in a drawn chunk
@@ -323,7 +323,7 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
 
 
 def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
-    """Return the alternative text: rounds, messages and the final state."""
+    """Return the alternative text of the figure, with rounds, messages and the final state."""
     rounds, total = len(holdings.rounds), holdings.messages
     details = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
     for messages, caption in zip(holdings.rounds, list(captions)[1:], strict=True):

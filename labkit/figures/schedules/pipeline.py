@@ -1,4 +1,4 @@
-"""Pipeline schedules: predicted and measured Gantt charts, and an animation by ticks."""
+"""Pipeline schedules: predicted and measured Gantt charts, and an animation tick by tick."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ Drawn = PipelineSimulation | Run
 def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) -> Figure:
     """Draw a Gantt chart per pipeline, on a common time scale, with one bar per computation.
 
-    The number in a bar is the micro-batch of the computation; bars of a rank's later virtual stages
-    are paler. A gap between bars means that the rank waits. The chart of a run shows one measured
-    step, or three steps for delayed gradients. The list `[run, predicted_pipeline(run)]` draws the
-    measured step above the predicted one.
+    The number in a bar is the micro-batch of the computation. If a rank has several virtual stages,
+    the bars of later stages are paler. A gap between bars means that the rank waits. The chart of a
+    run shows one measured step, or three steps if gradients are delayed. The list `[run,
+    predicted_pipeline(run)]` draws the measured step above the predicted one.
 
     Args:
         pipelines: One or several results of `simulate_pipeline`, or pipeline-parallel runs.
-        step: Number of the training step to draw for runs; default: a step of typical duration,
-            after the first ten.
+        step: Number of the training step to draw, if a pipeline is a run. By default, the chart
+            shows a step of typical duration, after the first ten steps.
 
     Raises:
         InvalidInput: There is no pipeline, or a run does not have the training step `step`.
@@ -80,7 +80,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
 
 
 def _panel(pipeline: Drawn, step: int | None) -> tuple[PipelineSimulation | None, GanttPanel]:
-    """Return a pipeline and its panel, without bars if the run failed its equivalence check."""
+    """Return a pipeline and its panel; None and no bars if the run's equivalence check failed."""
     if isinstance(pipeline, Run):
         (entry,) = entries([pipeline])
         if entry.equivalence_failed:
@@ -98,7 +98,7 @@ def _lane(pipeline: PipelineSimulation, rank: int) -> str:
 
 
 def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
-    """Return a table row per computation: its rank's lane, times in ms, and the text of its bar."""
+    """Return one row per computation: lane of its rank, times in ms, and the text of its bar."""
     table = pipeline.table.take(pipeline.table.computes)
     start, stop = (
         1e3 * column[pipeline.table.computes] for column in (pipeline.start, pipeline.stop)
@@ -119,7 +119,7 @@ def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
 
 
 def _messages(pipeline: PipelineSimulation) -> list[Trace]:
-    """Return lines between lanes of sender and receiver, for all messages that take time."""
+    """Return lines from sender lanes to receiver lanes, for all messages that take time."""
     table = pipeline.table
     # A message without duration would be a vertical line across the bars.
     rows = np.flatnonzero((table.action == "send") & (pipeline.stop > pipeline.start))
@@ -141,8 +141,8 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # An endless schedule, such as that of delayed gradients, is drawn for some micro-batches only,
-    # so the text counts only these micro-batches.
+    # The schedule of delayed gradients has no end, so the text counts only the micro-batches that
+    # the figure shows.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(pipeline.seconds)}"
@@ -253,7 +253,7 @@ def _cell(step: Tick, stage: int) -> str:
 
 
 def _state(actions: Sequence[str], step: Tick, caption: str) -> list[Trace]:
-    """Return the traces of one tick, which change from frame to frame."""
+    """Return the Plotly traces that differ between frames, for one tick."""
     holdings = [f"holds {_activations_text(microbatches)}" for microbatches in step.held]
     return [
         _arrows(step, 1, ABOVE, FORTH),

@@ -36,8 +36,8 @@ def predicted_and_measured(
 
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
-        network: Network of the prediction: a name, a `Network`, or a `Fit` (with its own γ);
-            by default, the network that the measurements name.
+        network: Network of the prediction: a name, a `Network`, or a `Fit` (a fitted cost model
+            with its own γ). By default, the measurements name the network.
         gamma: Seconds that a rank needs to add one received byte (γ); ignored if `network` is a
             `Fit`.
 
@@ -58,7 +58,7 @@ def predicted_and_measured(
 def _curve(
     name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
-    """Return predicted times on a fine grid of sizes; on log-log axes, they form a curve."""
+    """Return many buffer sizes and their predicted times, which form a smooth curve."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
     sizes = [float(value) for value in grid]
     return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
@@ -112,7 +112,7 @@ def _figure(
 
 
 def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of measured times in seconds; whiskers: minimum to 90th percentile."""
+    """Return markers of median times in seconds, with whiskers from the minimum to the p90."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -124,7 +124,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of prediction errors (%); whiskers: errors of the minimum and p90 times."""
+    """Return markers of prediction errors in %, with whiskers for the minimum and the p90 time."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -136,7 +136,7 @@ def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def summarize_prediction(table: pd.DataFrame) -> Markdown:
-    """Summarize each algorithm's prediction error; compare the slowest one with all others."""
+    """Summarize each algorithm's prediction error; compare the slowest algorithm to the others."""
     groups = table.groupby("algorithm", sort=False)
     findings = [Finding(f"**{name}**", details=(_error_text(group),)) for name, group in groups]
     return sentences([*findings, *map(Finding, _slowest_texts(table))])

@@ -33,19 +33,19 @@ __all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_ta
 
 
 def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return a table row per run and rank: time and traffic of a step, and memory by category.
+    r"""Return one row per run and rank: time and traffic of a step, and memory by category.
 
     The column `stages` lists the pipeline stages on the rank. The column `utilisation` is the share
     of step time in which the rank computes, over steady steps. The column `step_ms` is the median
-    step time. The columns `payload_bytes` and `messages` count what the rank sends, as means per
-    step. The column `whole_bytes` is the size of all weights of the model, which a rank stores
-    before and after training. The categories of memory are weights, gradients, optimizer,
-    activations, and versions (old weights that a backward pass still needs). Each category of
-    memory has three columns: `…_bytes` (measured peak), `…_predicted` (from shapes and schedule),
-    and `…_error` = measured / predicted - 1. The columns `bytes` and `bytes_predicted` are sums
-    over the categories of memory, although the peaks of the categories may occur at different
-    times. A value that was not measured is a missing value in the table. The table has no times for
-    a run that failed its equivalence check.
+    step time. The columns `payload_bytes` and `messages` state how many bytes and messages the rank
+    sends per step, on average. The column `whole_bytes` is the size of all weights of the model,
+    which a rank stores before and after training. The categories of memory are weights, gradients,
+    optimizer, activations, and versions (old weights that a backward pass still needs). Each
+    category of memory has three columns: `…_bytes` (measured peak), `…_predicted` (from shapes and
+    schedule), and `…_error` = measured / predicted - 1. The columns `bytes` and `bytes_predicted`
+    are sums over the categories of memory, although the peaks of the categories may occur at
+    different times. A value that was not measured is a missing value in the table. The table has no
+    times for a run that failed its equivalence check.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -59,27 +59,27 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
-    r"""Return a table row per pipeline run: measured and theoretical bubble and speed-up.
+    r"""Return one row per pipeline run: bubble and speed-up, as measured and by theory.
 
     The column `bubble_measured` is the idle share of all ranks' time from the first to the last
     action of a step. The measured bubble is the median over steady steps; the columns with `_low`
     and `_high` contain the 10th and the 90th percentile. The column `bubble_simulated` comes from a
     simulation with the measured seconds of each stage and the network of the run. The column
-    `bubble_formula` assumes equal stages and free messages (`Table.bubble_share`). The columns
-    `schedule_ms` and `simulated_ms` are the measured and simulated times from the first to the last
-    action of a step. The column `speedup` is the baseline's step time divided by the run's step
-    time. The speed-up's columns with `_low` and `_high` are computed from the 90th and the 10th
-    percentile of the step time. The column `bound` is the greatest possible speed-up: p (1 -
-    bubble_formula) for p stages. For GPipe with m micro-batches, the bound is m p/(m + p - 1). For
-    delayed gradients on K stages, the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as
-    two forward passes. For stages with `tensor_parallel_size` slices, the bound of the speed-up is
-    multiplied by the number of slices. If stages are divided into slices, the column `ranks` counts
-    only the ranks of one slice.
+    `bubble_formula` assumes stages of equal duration, and messages that take no time
+    (`Table.bubble_share`). The columns `schedule_ms` and `simulated_ms` are the measured and
+    simulated times from the first to the last action of a step. The column `speedup` is the
+    baseline's step time divided by the run's step time. The columns `speedup_low` and
+    `speedup_high` are computed from the 90th and the 10th percentile of the step time. The column
+    `bound` is the greatest possible speed-up: p (1 - bubble_formula) for p stages. For GPipe with m
+    micro-batches, the bound is m p/(m + p - 1). For delayed gradients on K stages, the bound is
+    \(3/(1 + 2/K)\), if a backward pass takes as long as two forward passes. If each stage is
+    divided into `tensor_parallel_size` slices, the bound is multiplied by the number of slices. If
+    stages are divided into slices, the column `ranks` counts only the ranks of one slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.
-        baseline: Run of one process on the same batches, the reference of the speed-ups; default:
-            the first run with workers=1.
+        baseline: Run of one process on the same batches, to which the speed-ups refer. By default,
+            it is the first run with workers=1.
 
     Raises:
         LabkitError: There are no pipeline-parallel runs, or a run has no results.
@@ -104,7 +104,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 Row = dict[str, float]
 
 GAIN = 1.05  # a speed-up below this factor is noise, because step times vary by some percent
-NEAR = 0.9  # a speed-up above this share of the bound counts as reaching it
+NEAR = 0.9  # a speed-up reaches its upper bound if it is at least this fraction of the bound
 
 
 def summarize_pipeline(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
@@ -151,8 +151,8 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
-    # The table keeps the order of the runs, so the baseline's position in the list of runs
-    # identifies the baseline's table row.
+    # The table has one row per run, in the same order, so one position identifies the baseline in
+    # list and table.
     places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
@@ -240,9 +240,9 @@ def _known(value: float) -> bool:
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
     r"""Draw speed-up over the number of micro-batches: a point per run, and a dashed ideal curve.
 
-    The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages with free
-    messages. The ideal speed-up is an upper bound for the schedules GPipe and 1F1B. Arguments and
-    exceptions are the same as for `pipeline_table`.
+    The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages, if
+    messages take no time. The ideal speed-up is an upper bound for the schedules GPipe and 1F1B.
+    Arguments and exceptions are the same as for `pipeline_table`.
     """
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     table = pipeline_table(all_runs, baseline)
@@ -282,8 +282,8 @@ def _ideal(ranks: int, most: int) -> Trace:
 
 
 def _in_words(row: Any) -> str:
-    # The speed-up is NaN, which is not equal to itself, if the run was not measured or failed its
-    # equivalence check.
+    # If the run was not measured or failed its equivalence check, its speed-up is NaN. NaN is not
+    # equal to itself.
     details = "speed-up unknown" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     label = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"

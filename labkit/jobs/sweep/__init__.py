@@ -1,1 +1,1 @@
-"""Sweeps: jobs that run one notebook with many parameter values, and that can be resumed."""
+"""Sweeps: resumable sets of jobs that run one notebook with many combinations of values."""

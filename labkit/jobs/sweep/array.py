@@ -40,9 +40,9 @@ class Array:
     Args:
         plan: Plan of the sweep.
         folder: Folder of the sweep, which all nodes must see.
-        jobs: Maximum number of simultaneous notebook runs; None: Slurm decides.
-        options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; "": the resources of
-            the largest notebook run.
+        jobs: Maximum number of simultaneous notebook runs; if None, Slurm decides.
+        options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; if empty, sbatch
+            requests the resources that the largest notebook run needs.
         screen: Display for progress lines.
     """
 

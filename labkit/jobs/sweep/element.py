@@ -15,7 +15,7 @@ from labkit.jobs import job
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 
-NOT_MINE = 2  # exit code of an array task that no record of a notebook run names
+NOT_MINE = 2  # exit code of an array task that has no record of a notebook run
 
 
 def main(folder: Path, array: str, place: int, modules: str = "") -> int:

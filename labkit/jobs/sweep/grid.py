@@ -21,7 +21,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Draw:
-    """A uniform distribution of a number, or of its logarithm if `log`, between two bounds."""
+    """A distribution between two bounds: uniform, or uniform in the logarithm if `log` is True."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ Combination: TypeAlias = "dict[str, JSON]"
 
 
 def from_text(name: str, text: str) -> Axis:
-    """Return the values of `name=a,b,c`: items, `range(1,5)` as in Python, or one distribution.
+    """Return the values listed in a text such as `1,2,range(4,9)`, or the distribution it names.
 
     Commas inside brackets or quotes do not separate items. Items stay texts until they are
     converted to the declared type of the parameter. For example, `1e-3` becomes a number only if
@@ -74,7 +74,7 @@ def from_text(name: str, text: str) -> Axis:
 
 
 def from_yaml(name: str, value: JSON) -> Axis:
-    """Return the values of a sweep file's entry: a list, range, distribution or single value.
+    """Return the values, or the distribution, of a parameter's entry in a sweep file.
 
     Raises:
         InvalidInput: A list or a range is empty.

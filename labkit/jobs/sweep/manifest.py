@@ -1,4 +1,4 @@
-"""The record of a sweep: the file sweep.json in the sweep's folder, next to its job folders."""
+"""The record of a sweep, stored as sweep.json in the folder that also contains the job folders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def create(root: Path, name: str, plan: SweepPlan) -> Path:
 
 
 def member_records(plan: SweepPlan) -> list[store.Record]:
-    """Return folder, parameter values and repeat number of each notebook run, for sweep.json."""
+    """Return one record per notebook run for sweep.json: folder, parameter values and repeat."""
     return [
         {"folder": member.folder, "values": member.values, "repeat": member.repeat}
         for member in plan.members
@@ -177,7 +177,8 @@ def states(
     Args:
         folder: Folder of the sweep.
         record: Record of the sweep.
-        present_status_of: Function that updates a recorded status to the present status.
+        present_status_of: Function that replaces a recorded status, which may be out of date, by
+            the current status.
     """
     statuses = (status_of(folder / member["folder"]) for member in record["members"])
     return Counter(

@@ -1,4 +1,4 @@
-"""The progress display of a sweep: a line per ended notebook run, and a live line in a terminal."""
+"""A sweep's progress display: one line per ended notebook run, and a status line in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.common.units import duration_text
 from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.records.endings import Terminated, interruption_text
 
-LINE_EVERY = 0.5  # seconds between two updates of the live line
+LINE_EVERY = 0.5  # seconds between two updates of the status line
 
 
 class SweepScreen:
@@ -43,7 +43,7 @@ class SweepScreen:
         self._spent.append(spent)
         number = sum(self.states.values())
         reason = f": {cause}" if cause else ""
-        # In a terminal, the live line already shows the remaining time.
+        # In a terminal, the status line already shows the remaining time.
         ending = "" if self._line or not remaining else f"; {remaining}"
         self._clear()
         width = len(str(self.total))
@@ -57,7 +57,7 @@ class SweepScreen:
         )
 
     def tick(self, running: dict[str, float], remaining: str) -> None:
-        """Show the notebook runs in progress and their durations in a terminal's live line."""
+        """Show the notebook runs in progress and their durations in a terminal's status line."""
         if not self._line or time.monotonic() - self._shown_at < LINE_EVERY:
             return
         self._shown_at = time.monotonic()
@@ -67,8 +67,8 @@ class SweepScreen:
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
-        # The live line is one column shorter than the terminal, because a full line would wrap, and
-        # only its last row could be erased.
+        # The status line is one column shorter than the terminal, because a full line would wrap,
+        # and only its last row could be erased.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(plain(text)[:width], end="", file=self._stream, flush=True)
@@ -81,8 +81,8 @@ class SweepScreen:
             running: Seconds since the start of each notebook run in progress, by job folder.
             abreast: Number of notebook runs that are in progress at the same time.
 
-        Returns:
-            A phrase; "" if no notebook run has ended yet, or if none remains.
+        Returns: A text such as "about 5 min left"; an empty text if no notebook run has ended yet,
+            or if none remains.
         """
         if not self._spent or not (waiting or running):
             return ""
@@ -97,7 +97,7 @@ class SweepScreen:
         print(plain(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Erase the live line."""
+        """Erase the status line."""
         self._clear()
 
     def _clear(self) -> None:

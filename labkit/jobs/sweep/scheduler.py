@@ -22,11 +22,12 @@ Shape = tuple[int, int]
 
 
 class ClusterPool:
-    """Leases that keep a sweep's clusters running: one per run slot and pair (workers, threads).
+    """Leases that keep clusters running, so that several notebook runs of a sweep use them.
 
-    `Cluster(workers=…)` in a notebook run finds the lease of the run's slot in an environment
-    variable. Simultaneous notebook runs have different slots and thus use different clusters; later
-    notebook runs reuse these clusters.
+    Each lease belongs to a slot (a place for one simultaneous notebook run) and a pair (workers,
+    threads). `Cluster(workers=…)` in a notebook run finds the lease in an environment variable.
+    Simultaneous notebook runs have different slots, and therefore different clusters; later
+    notebook runs reuse the clusters.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class ClusterPool:
         self._holds: dict[tuple[int, Shape], Hold] = {}
 
     def environment(self, place: int, shape: Shape) -> dict[str, str]:
-        """Return the environment variable that names the lease of a run slot and cluster shape."""
+        """Return an environment variable with the path of the lease of a slot and cluster shape."""
         if (place, shape) not in self._holds:
             self._holds[place, shape] = Hold()
         return {HOLD: str(self._holds[place, shape].path)}
@@ -52,7 +53,7 @@ class ClusterPool:
 
 
 def _remove_old_clusters() -> None:
-    """Remove the folders of clusters that have ended and that earlier sweeps leased."""
+    """Remove the folders of ended clusters that earlier sweeps have leased."""
     for path in runtime_folder("holds").iterdir():
         if _is_free(path):
             folders = list(runtime_folder("clusters").glob(f"*-{path.name}"))
@@ -77,7 +78,7 @@ OVERTIME = GRACE + 10.0  # seconds from a process's time limit until the process
 
 @dataclass
 class Running:
-    """A notebook run in progress, and its run slot `place`, which no simultaneous run uses."""
+    """A notebook run in progress; `place` is the number of its slot among simultaneous runs."""
 
     member: SweepMember
     place: int
@@ -97,10 +98,10 @@ class Scheduler:
         plan: Plan of the sweep.
         folder: Folder of the sweep.
         jobs: Maximum number of simultaneous notebook runs, independent of the number of cores.
-            None: notebook runs start while ranks × threads of all runs in progress do not exceed
-                the cores. A notebook run that needs more than all cores, or an unknown number of
-                ranks, runs alone.
-        limit: Seconds after which a notebook run is interrupted; None: no limit.
+            None: a notebook run starts if all runs in progress then need no more cores (ranks ×
+                threads) than this machine has. A notebook run that needs more than all cores, or an
+                unknown number of ranks, runs alone.
+        limit: Time limit of a notebook run in seconds; None for no limit.
         screen: Display for progress lines.
     """
 
@@ -126,7 +127,7 @@ class Scheduler:
         self._clusters = ClusterPool()
 
     def run(self, members: Sequence[SweepMember], trials: Trials | None = None) -> bool:
-        """Execute notebook runs, also those that a search adds; return False if interrupted.
+        """Execute notebook runs, also those of a search; return False if the user interrupts.
 
         Notebook runs with equal numbers of ranks and threads are executed in sequence, so that they
         reuse a cluster.
@@ -156,7 +157,7 @@ class Scheduler:
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next notebook run may start; ask a search for one if none waits."""
+        """Return whether the next notebook run may start; a search creates it if none waits."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])
@@ -215,7 +216,8 @@ class Scheduler:
             # After an abnormal end of a notebook, its ranks may still compute, so the next notebook
             # run gets another cluster.
             self._clusters.release(running.place, running.member.shape)
-        # Clusters whose shape no remaining notebook run needs are released, to free their cores.
+        # A cluster is released, to free its cores, if no remaining notebook run needs its shape
+        # (workers, threads).
         needed = [*waiting, *(other.member for other in self._running)]
         if not self._members_to_ask:  # a search may create notebook runs for any cluster shape
             self._clusters.release_others({member.shape for member in needed})

@@ -33,8 +33,8 @@ class Search:
         maximize: Whether the search maximizes the metric; if False, it minimizes the metric.
         trials: Total number of notebook runs that the search tries.
         prune: Name of Optuna's pruner; a pruner stops runs that are worse than other runs at the
-            same step. None: no run is pruned. (In records of older labkit versions, true means the
-            median pruner.)
+            same step. With None, no run is pruned. In records of older labkit versions, the value
+            true means the median pruner.
         sampler: Name of Optuna's sampler.
         seed: Seed of the sampler.
         axes: Possible values of each searched parameter, or the distribution of these values.
@@ -80,7 +80,7 @@ def of_record(record: store.Record) -> Search:
         raise LabkitError(f"the sweep's record of its search is invalid: {error}") from error
 
 
-# Parameter values, and the number of the repeat, from 0.
+# Parameter values, and index of the repeat, from 0.
 Described: TypeAlias = tuple[Combination, int]
 
 
@@ -91,7 +91,7 @@ class SweepMember:
     Attributes:
         folder: Name of the job's folder.
         values: Parameter values, converted to the types that the notebook declares.
-        repeat: Number of the repeat among notebook runs with the same values, from 0.
+        repeat: Index of the repeat, from 0, among notebook runs with the same values.
         workers: Maximum number of ranks that the notebook requests; 1 if the notebook has no
             parameter `workers`.
         threads: Maximum number of threads per rank; 1 if the notebook has no parameter `threads`.
@@ -113,7 +113,7 @@ class SweepMember:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The cluster that the notebook run needs: number of workers, and of threads per worker."""
+        """The shape of the cluster: number of workers, and number of threads per worker."""
         return self.workers, self.threads
 
 
@@ -127,7 +127,7 @@ class SweepPlan:
 
     @property
     def name(self) -> str:
-        """The sweep's name: a hash of the requested values, not of notebook or labkit version."""
+        """The sweep's name: a hash of the notebook's path and of the requested values."""
         request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
             request = self.search.to_json()
@@ -211,7 +211,7 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
 
 
 def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tuple[SweepPlan, int]:
-    """Return the plan of a search, without notebook runs, and the maximum number of ranks.
+    """Return a search's plan, still without notebook runs, and the maximum number of ranks.
 
     Raises:
         InvalidInput: A name is unknown, a value is not allowed, or no parameter is searched.
@@ -232,7 +232,7 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
 
 
 def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values) -> SweepMember:
-    """Return notebook run `number` of a search, with the chosen values, after validation."""
+    """Validate the chosen values, and return the search's notebook run with the given number."""
     declared = parameters.declared(plan.notebook)
     folder = store.job_name(number, chosen)
     return _member(plan.notebook, declared, folder, {**chosen, **fixed}, 0)
@@ -241,7 +241,7 @@ def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values
 def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
     """Return the plan of a sweep; validate the values of each notebook run as `labkit run` does.
 
-    If the plan has repeats, each repeat increments the notebook's parameter `seed`. If the notebook
+    In a plan with repeats, each repeat adds 1 to the notebook's parameter `seed`. If the notebook
     has no parameter `seed`, the repeats have the same values.
 
     Raises:
@@ -279,7 +279,7 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
 def _convert_request(
     notebook: Path, axes: Mapping[str, Axis], fixed: Values
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """Return the declared parameters, and the swept and fixed values converted to their types."""
+    """Return declared parameters, and swept and fixed values converted to the declared types."""
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)
@@ -297,7 +297,7 @@ def _convert_request(
 def again(
     notebook: Path, members: Sequence[store.Record], search: Search | None = None
 ) -> SweepPlan:
-    """Return the plan that an earlier sweep recorded, validated against the notebook as it is now.
+    """Return the plan in an earlier sweep's record, validated against the current notebook.
 
     Raises:
         InvalidInput: The notebook does not accept the recorded values any more.
@@ -310,7 +310,7 @@ def again(
 def _plan(
     notebook: Path, declared: Known, described: list[Described], swept: list[str]
 ) -> SweepPlan:
-    # Folder numbers have enough digits that the order of folders by name is the order of the
+    # Folder numbers have leading zeros, so that folders sorted by name are in the order of the
     # notebook runs.
     digits = max(3, len(str(len(described))))
     members = []

@@ -192,7 +192,7 @@ def objective(runs: Sequence[Run], metric: str) -> float | None:
 
 
 def _reported_metric(record: store.Record, metric: str) -> float | None:
-    """Return a metric that a run reported for an epoch or step, if possible on held-out data."""
+    """Return a run's metric at an epoch or step, measured on held-out data if possible."""
     plain = metric.removeprefix("test_").removeprefix("val_")
     for name in (f"val_{plain}", f"test_{plain}", metric):
         if is_number(record.get(name)) and math.isfinite(record[name]):

@@ -15,7 +15,7 @@ Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"
 
 
 class TracedGraph:
-    """The operations of a traced TensorFlow function, by name, with their inputs.
+    """A traced TensorFlow function as a graph, in which operations are found by name.
 
     Args:
         trace: Function that creates the operations.
@@ -72,8 +72,8 @@ class TracedGraph:
         call the functions in that order.
         """
         read = [name for op in operations for name in self._nodes[op].input]
-        # Constants are copied into each function; as arguments, they would have to be stored by the
-        # caller.
+        # Constants are copied into each function, because the caller would have to store constants
+        # that are arguments.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [
@@ -96,13 +96,13 @@ class TracedGraph:
 
 
 class TracedSegment:
-    """A compiled function of tensors that have the same names as in their `TracedGraph`.
+    """A compiled function whose tensors have the same names as in its `TracedGraph`.
 
     Args:
         part: Operations of the function, as a `GraphDef`.
-        specs: Shapes and dtypes of the input tensors, by name.
-        captured: Variables that the traced graph reads from outside, by tensor name; the compiled
-            function may read only some of them.
+        specs: Dict from name of input tensor to shape and dtype.
+        captured: Dict from tensor name to variable, for variables that the traced graph reads from
+            outside; the compiled function may read only some of them.
         fetches: Names of the output tensors, which may include input tensors.
     """
 
@@ -133,7 +133,7 @@ class TracedSegment:
         self._returned = [tensor.dtype for tensor in self._function.outputs]
 
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Run the function on `values`, tensors by name; return the output tensors by name."""
+        """Run the function on a dict from name to tensor; return a dict of the output tensors."""
         arguments = [values[name] for name in self.feeds]
         # A direct call of the function would give the same result, but would inspect its arguments,
         # which takes longer.
@@ -145,7 +145,7 @@ class TracedSegment:
 
 
 def operation(name: str) -> str:
-    """Return the name of the operation that produces a tensor or an operation's input."""
+    """Return the operation name in a tensor name (`op:0`) or a control dependency (`^op`)."""
     return name.removeprefix("^").partition(":")[0]
 
 
@@ -169,7 +169,7 @@ def _without_outside_controls(
     return copy
 
 
-Values: TypeAlias = dict[str, tf.Tensor]  # tensors by their names in the graph
+Values: TypeAlias = dict[str, tf.Tensor]  # from a tensor's name in the graph to the tensor
 # A computation returns three things: its results (a tensor or None each), the tensors whose
 # gradients are passed in, and a scalar objective.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
@@ -195,9 +195,10 @@ class Compiled:
     order, as in the forward pass.
 
     Args:
-        compute: Function that returns results (a tensor or None each), the tensors whose gradients
-            are the seeds, and a scalar objective.
-        specs: Shapes and dtypes of the arguments: one nest per argument, None for missing values.
+        compute: Function that returns a list of results (tensors or None), a list of the tensors
+            whose gradients are the seeds, and a scalar objective.
+        specs: Shapes and dtypes of the arguments, as one nested structure per argument, with None
+            for missing values.
         inputs: Function that selects, from the arguments, the tensors whose gradients are computed.
         variables: The weights whose gradients are computed.
     """

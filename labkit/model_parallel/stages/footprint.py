@@ -19,7 +19,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 # during training.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
-Bytes: TypeAlias = dict[str, int]  # bytes by kind of memory
+Bytes: TypeAlias = dict[str, int]  # from kind of tensor to bytes
 
 
 def activations(model: keras.Model) -> int:
@@ -132,18 +132,18 @@ def _size(variable: keras.Variable) -> int:
     return int(prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 
-BytesByAddress: TypeAlias = dict[int, int]  # bytes by a tensor's memory address
+BytesByAddress: TypeAlias = dict[int, int]  # from a tensor's memory address to its bytes
 
 
 class MemoryLedger:
-    """The maximum bytes of `activations`, `gradients` and `versions` that stages store at a time.
+    """The peak bytes of `activations`, `gradients` and `versions` that the stages of a rank store.
 
-    The ledger counts the bytes of real tensors; tensors that share a memory block are counted once.
-    "activations" are the tensors that a stage saves between a forward pass and its backward pass,
-    or between the two parts of the backward pass. "gradients" are weight gradients that are stored
-    until the update. "versions" are old weights that a pending backward pass still needs, although
-    the variables have changed since its forward pass. Current weights do not count as activations,
-    even if a backward pass reads them.
+    The ledger counts the bytes of real tensors, and counts tensors that share a memory block only
+    once. "activations" are the tensors that a stage saves between a forward pass and its backward
+    pass, or between the two parts of the backward pass. "gradients" are weight gradients that are
+    stored until the update. "versions" are old weights that a pending backward pass still needs
+    after the variables have changed. Current weights do not count as activations, even if a
+    backward pass reads them.
 
     The ledger omits messages and the temporary memory of operations. The ledger also omits the
     tensor lists of TensorFlow loops, in which recurrent layers store their time steps. On a GPU,
@@ -159,15 +159,15 @@ class MemoryLedger:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._step = steps, 0
-        # The keys of `_stored` are the kind of memory, then the pair (stage, micro-batch); the
-        # micro-batch is None for gradients.
+        # The keys of `_stored` are kinds of tensors; the inner keys are pairs (stage, micro-batch),
+        # with None as the micro-batch of gradients.
         self._stored: dict[str, dict[tuple[int, int | None], BytesByAddress]] = {
             kind: {} for kind in self.most
         }
-        self._weights: dict[int, BytesByAddress] = {}  # by stage: bytes of the current weights
+        self._weights: dict[int, BytesByAddress] = {}  # from stage to the bytes of its weights
 
     def step(self) -> None:
-        """Count the start of a training step; the ledger measures only in some training steps."""
+        """Count a training step; the ledger measures only the steps after the warm-up."""
         if self._step == self._steps:
             self.most = dict.fromkeys(self.most, 0)
         self.open = self._step < 2 * self._steps
@@ -213,7 +213,7 @@ class MemoryLedger:
 
 
 def _is_memory(value: tf.Tensor) -> bool:
-    """Return whether a value is a numeric tensor, not a scalar, with memory of its own."""
+    """Return whether a value is a numeric tensor with at least one axis and memory of its own."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):
         return False
     return value.dtype not in (tf.resource, tf.variant, tf.string) and value.shape.rank > 0

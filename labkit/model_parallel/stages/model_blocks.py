@@ -31,7 +31,7 @@ INPUTS = -1  # number of a fictitious stage that outputs the model's inputs
 
 
 class TensorSource(NamedTuple):
-    """The place where an input tensor of a stage is produced.
+    """The origin of a stage's input tensor: an output of a stage, or an input of the model.
 
     Attributes:
         stage: The stage that produces the tensor, or `INPUTS`.
@@ -146,14 +146,14 @@ class Blocks:
         return StageModels(self._graph, models, takes)
 
     def _read(self, nodes: Sequence[Node], last: bool) -> dict[int, keras.KerasTensor]:
-        """Return the tensors and masks that the nodes read; if `last`, also the model outputs."""
+        """Return the tensors and masks that nodes read; if `last` is set, also model outputs."""
         tensors = [x for node in nodes for x in node.arguments.keras_tensors]
         tensors += self._graph.outputs if last else []
         tensors += [mask for x in tensors if (mask := mask_of(x)) is not None]
         return {id(x): x for x in tensors}
 
     def _possible_cuts(self) -> list[int]:
-        """Return the numbers of nodes after which a cut separates no two uses of a variable."""
+        """Return the node counts at which a cut separates no two uses of the same variable."""
         uses: dict[int, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for variable in getattr(node.operation, "variables", []):
@@ -198,7 +198,7 @@ class BlockChain(Blocks):
     """The blocks of a model with one input and one output; a single tensor crosses each cut.
 
     Raises:
-        InvalidInput: If the model has several inputs or outputs.
+        InvalidInput: The model has several inputs or outputs.
     """
 
     def __init__(self, model: keras.Model) -> None:

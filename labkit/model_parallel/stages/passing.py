@@ -79,14 +79,14 @@ class StageMessages:
         return stage % self.communicator.size == self.communicator.rank
 
     def _tag(self, source: int, destination: int) -> int:
-        """Return a message tag for a pair of stages, as two ranks may have several such pairs."""
+        """Return a message tag for a pair of stages; two ranks may have several pairs of stages."""
         return source * len(self.takes) + destination
 
 
 class Passing:
-    """A rank's storage of received tensors, and of tensors that it sends to other stages.
+    """A rank's store for tensors that it has received and tensors that it will send.
 
-    Tensors are stored by stage and by the number of their micro-batch or iteration.
+    The key of a tensor contains its stage and the number of its micro-batch or iteration.
 
     Args:
         links: Messages to and from the other stages (`StageMessages`).
@@ -98,12 +98,12 @@ class Passing:
     def __init__(self, links: StageMessages) -> None:
         self._links = links
         self.posted: Posted = []
-        # Inputs are stored by (reading stage, input index, micro-batch number). Gradients are
-        # stored by (producing stage, output index, micro-batch number).
+        # The keys of `_inputs` are (reading stage, input index, micro-batch number). The keys of
+        # `_gradients` are (producing stage, output index, micro-batch number).
         self._inputs: dict[tuple[int, int, int], tf.Tensor] = {}
         self._gradients: dict[tuple[int, int, int], tf.Tensor] = {}
-        # Tensors to send, with their receivers, are stored by (sending stage, whether forward,
-        # micro-batch number).
+        # The keys of `_sent` are (sending stage, whether forward, micro-batch number); the values
+        # are lists of (tensor, receiving stage).
         self._sent: dict[tuple[int, bool, int], list[tuple[tf.Tensor, int]]] = {}
 
     def store_outputs(self, stage: int, number: int, outputs: Passed) -> None:
@@ -151,7 +151,7 @@ class Passing:
             self.posted += self._links.send(value, stage, peer)
 
     def receive(self, stage: int, forward: bool, number: int, size: Sequence[int]) -> None:
-        """Receive a stage's inputs if `forward` is true; otherwise, its outputs' gradients."""
+        """Receive a stage's inputs if `forward` is true, or else the gradients of its outputs."""
         links = self._links
         # Tensors are received in the order in which they are sent, which is the order of the
         # sending stage's outputs.

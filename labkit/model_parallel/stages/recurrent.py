@@ -114,14 +114,14 @@ class StatefulRecurrent(keras.layers.Layer):
 def open_time(model: keras.Model) -> keras.Model:
     """Return a `keras.Model` of the same layers that accepts any number of time steps.
 
-    Each recurrent layer is wrapped in a `StatefulRecurrent` layer. If axis 1 of a tensor is the
-    time axis, the static length of the axis is None, also in stages of the returned model.
+    Each recurrent layer is wrapped in a `StatefulRecurrent` layer. A time axis (axis 1) has the
+    static length None, in the returned model and in its stages.
 
     Args:
         model: A model with one input (rows, steps, …) and one output, see `BlockChain`.
 
     Raises:
-        InvalidInput: If there is no recurrent layer, or if a layer that is not recurrent combines
+        InvalidInput: The model has no recurrent layer, or a layer that is not recurrent combines
             several time steps.
     """
     chain = BlockChain(model)
@@ -203,7 +203,7 @@ class _Caller:
 
 
 def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
-    """Return why a layer does not treat each time step separately; None if it does."""
+    """Return how a layer combines time steps; None if it treats each time step separately."""
     if type(layer).__name__ in _MASKS:
         return None
     if type(layer) not in EACH_STEP:
@@ -227,7 +227,7 @@ def _refusal(layer: keras.Layer, reason: str) -> InvalidInput:
     )
 
 
-States: TypeAlias = list[list[tf.Tensor]]  # for each recurrent layer: its state tensors
+States: TypeAlias = list[list[tf.Tensor]]  # the state tensors of each recurrent layer
 
 
 class RecurrentStage(Stage):
@@ -250,7 +250,8 @@ class RecurrentStage(Stage):
     Args:
         model: A part of the model that `open_time` returns.
         loss, first, recompute, read: Same arguments as those of `Stage`.
-        stretches: Number of time segments of a sequence; the last segment has number stretches - 1.
+        stretches: Number of time segments of a sequence; the segments have the numbers 0 to
+            stretches - 1.
     """
 
     def __init__(

@@ -40,19 +40,19 @@ class Runner:
     Args:
         communicator: Communicator of the ranks of one replica, in stage order.
         table: The pipeline schedule.
-        stages: Stages of this rank, by stage number in the model.
-        inputs, outputs, takes: Tensors between the stages, same arguments as those of
+        stages: Dict from stage number in the model to `Stage`, for the stages of this rank.
+        inputs, outputs, takes: Tensors that the stages exchange, given as arguments of
             `StageMessages`.
-        record: Function of (action, stage, micro-batch) that returns a context manager, which is
-            entered around each action of the schedule.
+        record: Function of (action, stage, micro-batch) that returns a context manager for each
+            action of the schedule.
         losses: `Losses` of the model. If `losses` is given, the last stage receives pairs (sample
             weights, counts) instead of sample weights. If `losses` is None, micro-batches are
             weighted by rows, and the last stage receives sample weights.
 
     Attributes:
-        rows: Number of batch rows from which the gradients at the latest `update` were computed. In
-            an asynchronous schedule, `rows` is the number of rows of one micro-batch; otherwise, it
-            is that of the whole batch.
+        rows: Number of batch rows from which the gradients of the latest update were computed. With
+            an asynchronous schedule, `rows` counts one micro-batch; with a synchronous schedule,
+            `rows` counts the whole batch.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Runner:
         return self.own_losses.added_to(in_flight.loss) if batch.rows else None
 
     def _counts(self, batch: Batch, parts: MicroBatches) -> dict[int, Counts]:
-        """Return the weight of each micro-batch in the losses, by micro-batch number."""
+        """Return a dict from micro-batch number to the weight of the micro-batch in each loss."""
         if self.losses is None:
             return {}
         targets, shares = parts.loss_targets(self.losses.masks(batch.x))
@@ -181,13 +181,14 @@ class Inference:
         rank 2         F0 F1 F2 F3
 
     While the following stage processes one micro-batch, a stage already processes the next
-    micro-batch. If a rank has several stages, its first stage first processes a group with as many
-    micro-batches as there are ranks. After the first stage, the rank's next stage processes the
-    same group of micro-batches.
+    micro-batch. If a rank has several stages, its first stage processes a whole group of
+    micro-batches before the second stage begins. A group contains as many micro-batches as there
+    are ranks. After the first stage, the rank's next stage processes the same group of
+    micro-batches.
 
     Args:
         links: Messages to and from the stages on other ranks (`StageMessages`).
-        models: Models of this rank's stages, by stage number.
+        models: Dict from stage number to the stage's model, for the stages of this rank.
         stages: Total number of stages on all ranks.
     """
 
@@ -275,8 +276,8 @@ class Delayed:
             gradient arrives.
         links: Messages to and from the modules on other ranks (`StageMessages`), with one module
             per rank.
-        record: Function of (action, module, iteration) that returns a context manager, which is
-            entered around each computation and message.
+        record: Function of (action, module, iteration) that returns a context manager for each
+            computation and each message.
         losses: `Losses` that the last module computes, see `Runner`.
     """
 
@@ -287,7 +288,7 @@ class Delayed:
         self.place, self._last = links.communicator.rank, links.communicator.size - 1
         self._losses = losses if self.place == self._last else None
         self.rows = 0
-        self._rows: dict[int, int] = {}  # by iteration: number of rows whose gradients are pending
+        self._rows: dict[int, int] = {}  # from iteration to its rows with pending gradients
         self._iteration = 0
         self._passing = Passing(links)
         self._pending_sends: deque[Posted] = deque()  # pending send requests of each iteration
@@ -298,9 +299,8 @@ class Delayed:
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called when an iteration's gradients are complete; the
-                attribute `rows` is then the number of rows from which these gradients were
-                computed.
+            update: Function that is called when an iteration's gradients are complete; `rows` is
+                then the number of rows behind the gradients.
         """
         self._rows[self._iteration] = batch.rows
         weight = batch.weight

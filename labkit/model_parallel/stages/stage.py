@@ -102,13 +102,13 @@ class TimeSegments(MicroBatches):
         batch: A batch with inputs (rows, steps, …). Sample weights have shape (rows, steps) or
             (rows, 1), or (rows,) if the model has one output per sequence.
         count: Number of segments; their lengths differ by at most one step.
-        opened: For the input of each stage, and then for the model's output, whether the tensor is
-            a sequence. Between stages, tensors that are not sequences are sent only for the last
-            segment.
+        opened: One flag per stage for its input, and one for the model's output, which tell whether
+            the tensor is a sequence. Between stages, tensors that are not sequences are sent only
+            for the last segment.
 
     Raises:
-        InvalidInput: If there are fewer time steps than segments, if the targets lack a value per
-            time step, or if the sample weights have another shape.
+        InvalidInput: The batch has fewer time steps than segments, the targets lack a value per
+            time step, or the sample weights have another shape.
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
@@ -133,7 +133,7 @@ class TimeSegments(MicroBatches):
             )
 
     def rows(self, number: int) -> int:
-        """Return the number of rows of each segment, which is that of the whole batch."""
+        """Return the number of rows of a segment, which equals the number of rows of the batch."""
         return len(self._x)
 
     def share(self, number: int) -> float:
@@ -149,7 +149,7 @@ class TimeSegments(MicroBatches):
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Return the targets for a segment's time steps; all targets if the output has no steps."""
+        """Return the targets of a segment, or all targets if the output has no time axis."""
         y: tf.Tensor = self._y
         weight: tf.Tensor = self._weight
         if self._opened[-1]:
@@ -175,8 +175,7 @@ class TimeSegments(MicroBatches):
         return None if value is None else value[:, edges]
 
 
-# A loss function of targets, predictions and sample weights; instead of sample weights, it may
-# receive a `Weighted` pair.
+# A loss function of targets, predictions, and either sample weights or a `Weighted` pair.
 Loss: TypeAlias = Callable[..., tf.Tensor]
 Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"  # targets and sample weights
 # Nested arguments of a computation, with None for missing values.
@@ -188,7 +187,7 @@ Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 class Stage:
     r"""A part of a model, with the saved activations of the micro-batches that are in flight.
 
-    One input or output is a tensor; several inputs or outputs are a list of tensors. Only
+    A single input or output is a tensor; several inputs or outputs form a list of tensors. Only
     floating-point tensors have gradients; masks and integers are only sent forward.
 
     The objective of a stage, whose gradients are computed, is \(\langle y, \bar y \rangle\), with
@@ -218,7 +217,7 @@ class Stage:
             micro-batch's share. `own_loss` is None if no layer adds losses, and at the last stage,
             whose loss includes the layers' losses.
         ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
-        computing: Function that returns a context manager, which is entered around each pass, see
+        computing: Function that returns a context manager for each forward or backward pass, see
             `labkit.communicator.clock`.
     """
 
@@ -243,11 +242,11 @@ class Stage:
         # `_compiled` contains one entry per combination of argument shapes, dtypes and missing
         # arguments.
         self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
-        # Saved tensors are stored by micro-batch number, because several micro-batches are in
-        # flight, in an order that the schedule defines.
+        # The keys of `_saved` are micro-batch numbers, because several micro-batches are in flight,
+        # and the schedule defines their order.
         self._saved: dict[int, tuple[Compiled, Values]] = {}
-        # The arguments and variables for a second forward pass are also stored by micro-batch
-        # number.
+        # `_recompute_inputs` contains the arguments and variables for a second forward pass, one
+        # entry per micro-batch.
         self._recompute_inputs: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
         # `_pending_weight_parts` contains the backward passes whose weight gradients are not yet
         # computed.
@@ -301,7 +300,7 @@ class Stage:
             self._add(number, compiled.backward_weight(rest))
 
     def take_gradients(self) -> list[tf.Tensor]:
-        """Return the gradients summed since the last call, one tensor per variable; reset them."""
+        """Return and reset the gradients summed since the last call, one tensor per variable."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             return [tf.zeros_like(variable.value) for variable in self.variables]
@@ -332,7 +331,7 @@ class Stage:
         compiled, arguments, state = self._recompute_inputs.pop(number)
         # Since the first forward pass, other micro-batches may have modified the layers' statistics
         # and random seeds. The second forward pass starts from the saved statistics and seeds;
-        # afterwards, the current ones are restored.
+        # afterwards, the current statistics and seeds are restored.
         now = [tf.identity(variable.value) for variable in self._state]
         self._set_state(state)
         _, saved = compiled.forward(arguments)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 # The value of a parameter or a measured number; None if the run has no such value.
 Value: TypeAlias = str | float | bool | None
 
-# Names of measured numbers that can be plotted in every figure, even before any run has measured
-# them.
+# Names of measured numbers that every figure can plot, even before a run has measured them.
 RESULTS = (
     "test_accuracy",
     "test_loss",
@@ -40,14 +39,14 @@ _TIMED = ("second", "_ms", "samples_per")
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
-    """Return for each run a dict of the parameters that differ between runs (shortest names)."""
+    """Return one dict per run, from shortest names of differing parameters to values."""
     rows = [plain_parameters(run) for run in runs]
     short = differing_parameters(rows, reached_experiment(runs))
     return [{short[name]: row[name] for name in short if name in row} for row in rows]
 
 
 def reached_experiment(runs: Sequence[Run]) -> list[bool]:
-    """Return, for each run, True if it has completed or the fields of its experiment are recorded.
+    """Return whether each run has completed, or has recorded the fields of its experiment.
 
     If a notebook job fails before its experiment starts, only the notebook's parameters are
     recorded.
@@ -58,13 +57,13 @@ def reached_experiment(runs: Sequence[Run]) -> list[bool]:
 def differing_parameters(
     rows: Sequence[Mapping[str, Value]], is_recorded: Sequence[bool] | None = None
 ) -> dict[str, str]:
-    """Return the names of parameters that differ between rows, each with its shortest unique name.
+    """Return a dict from names of parameters that differ between rows to their shortest names.
 
     Args:
-        rows: Parameters by name, one mapping for each run.
+        rows: One mapping per run, from parameter names to values.
         is_recorded: Result of `reached_experiment` for the runs in `rows`; by default, True for
-            all. If `is_recorded` is False for a row, a parameter that the row lacks does not count
-            as a difference.
+            all. In a row for which `is_recorded` is False, a missing parameter does not count as a
+            difference.
     """
     is_recorded = [True] * len(rows) if is_recorded is None else is_recorded
     begun_names = {
@@ -110,7 +109,7 @@ def _is_suffix(name: str, end: str) -> bool:
 
 
 def plain_parameters(run: Run) -> dict[str, Value]:
-    """Return a run's parameters in a flat dict; strategies and callables appear only by name.
+    """Return a run's parameters as a flat dict, with only the names of strategies and callables.
 
     A compressor and its options together are a single parameter.
     """
@@ -140,7 +139,7 @@ def _named_arrays(dataset: JSON) -> JSON:
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
-    """Return the parameters that differ between runs, each with a list of one value per run."""
+    """Return a dict from each parameter that differs between runs to one value per run."""
     rows = differences(runs)
     return {
         name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
@@ -155,7 +154,7 @@ def metric_values(runs: Sequence[Run], name: str) -> list[float | None]:
 def values_of(
     runs: Sequence[Run], name: str, parameter_values: Mapping[str, list[Value]] | None = None
 ) -> list[Value]:
-    """Return each run's value of a parameter that differs between runs, or of a measured number.
+    """Return each run's value of one differing parameter or one measured number.
 
     Args:
         runs: Runs to compare.
@@ -184,7 +183,7 @@ def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
 
 
 def numeric_metrics(runs: Sequence[Run]) -> list[str]:
-    """Return the names of all numbers that the runs have measured, without ranges over seeds."""
+    """Return the names of all numeric metrics of the runs, without their ranges over seeds."""
     flat = (flatten(_results(run)) for run in runs)
     return sorted({name for row in flat for name, value in row.items() if is_number(value)})
 
@@ -294,18 +293,18 @@ def cross_table(
 
 
 def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return the pair of parameters (x, y) for which the most combinations of values have runs.
+    """Return the parameters (x, y) with the largest number of value combinations with runs.
 
     If one parameter has numbers and the other has texts, the parameter with numbers is x.
 
     Args:
         runs: Runs to arrange in a grid.
-        x, y: Names of parameters that must be used on the x axis and the y axis; None (default) if
-            any parameter may be used.
+        x, y: Names of required parameters for the x axis and the y axis; None (default) allows any
+            parameter.
 
     Raises:
-        InvalidInput: If no two parameters have runs for most of their combinations, or if the runs
-            do not differ in a required parameter.
+        InvalidInput: If no two parameters have runs for most of their value combinations, or if all
+            runs share the value of a required parameter.
     """
     parameter_values = parameters(runs)
     for name in (x, y):
@@ -324,7 +323,7 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
 
 
 def has_grid(runs: Iterable[Run]) -> bool:
-    """Return whether two parameters have runs for most combinations, as a heat map requires."""
+    """Return whether two parameters have runs for most of their value combinations."""
     return _largest_grid(parameters(list(runs))) is not None
 
 
@@ -342,7 +341,7 @@ def _largest_grid(
 
 
 def _grid_size(parameter_values: dict[str, list[Value]], one: str, other: str) -> int:
-    """Return the number of value combinations with runs, or 0 if too many lack a run."""
+    """Return the number of value combinations with runs, or 0 if too many have no run."""
     pairs = {
         (repr(a), repr(b))
         for a, b in zip(parameter_values[one], parameter_values[other], strict=True)
@@ -384,7 +383,9 @@ class Seeds(Run):
 
     @cached_property
     def metrics(self) -> Record:
-        """Medians over seeds of all metrics, with the field `spread`, as in a run with repeats."""
+        """The median of each metric over seeds, and the range in `spread`, like a run with
+        repeats.
+        """
         # The import is inside the function, because it also imports `Experiment`, which most
         # callers do not need.
         from labkit.records.run_metrics import aggregate

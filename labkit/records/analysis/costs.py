@@ -1,4 +1,4 @@
-"""What training cost: seconds, bytes, faults and precision, per run and over seeds."""
+"""Tables of the costs of training: seconds, bytes, effects of faults, and precision."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MEASURES = ("accuracy", "bytes", "seconds")
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Return the accuracy and the costs of each run that has a test accuracy, one row per run.
 
-    The columns are run, network, clock, and for each measure the mean, minimum (`_low`) and maximum
-    (`_high`) over seeds. The measures are the test accuracy (between 0 and 1), the total bytes that
-    all ranks send, and the seconds of training. Bytes and seconds exclude the first training step,
-    which also compiles the model and sends one-time data. The seconds are missing if verification
-    failed, or if a seed has only one training step.
+    The columns are run, network, clock, and three columns per measure: mean, minimum (`_low`) and
+    maximum (`_high`) over seeds. The measures are the test accuracy (between 0 and 1), the total
+    bytes that all ranks send, and the seconds of training. Bytes and seconds exclude the first
+    training step, which also compiles the model and sends one-time data. The seconds are missing if
+    verification failed, or if a seed has only one training step.
     """
     import pandas as pd
 
@@ -54,9 +54,9 @@ def to_target(
     """Return the costs of each run until it reached a target accuracy or loss.
 
     The first columns are run, clock, network, seeds (number of seeds) and reached (number of seeds
-    that reached the target). For seconds, bytes (sent by all ranks) and samples, the table has the
-    mean, minimum (`_low`) and maximum (`_high`) over the seeds that reached the target. The seconds
-    are missing for runs that failed verification.
+    that reached the target). The columns for seconds, bytes of all ranks, and samples contain the
+    mean, minimum (`_low`) and maximum (`_high`) over seeds that reached the target. The seconds are
+    missing for runs that failed verification.
 
     Args:
         runs: Runs by name.
@@ -88,7 +88,7 @@ _SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 
 
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """Return the Pareto front: the rows that no other row dominates, without incomplete rows.
+    """Return the Pareto front of the complete rows: all rows that no other row dominates.
 
     One row dominates another row if it is at least as good in all measures, and better in at least
     one. If seconds are among the measures, a run is compared only with runs on the same network and
@@ -108,7 +108,7 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
 
 
 def steps_of(run: Run) -> int | None:
-    """Return the number of training steps until the last epoch's end; None without epochs."""
+    """Return the number of training steps until the end of the last epoch, or None."""
     epochs = run.metrics.get("epochs") or []
     return int(epochs[-1]["step"]) if epochs else None
 
@@ -129,22 +129,21 @@ def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
 
 
 def compare_faults(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
-    """Return one row per pair of runs, one without faults ("undisturbed") and one with faults.
+    """Return one row per pair of a run without faults and a run with faults.
 
     Goodput is the number of samples whose gradients changed the weights, per second of training
-    time. The goodput is 0 if the run failed. Recovery is the increase, due to the faults, of the
+    time. The goodput is 0 if the run failed. Recovery is the time by which faults extend the
     longest time between two applied gradients. If training continued after ranks died, recovery is
     the recorded recovery time, without the time for tracing.
 
     Args:
-        pairs: For each name, the run without faults (undisturbed) and the run with faults
-            (disturbed). The run with faults is None if the strategy cannot run with the fault.
+        pairs: For each name, a run without faults (undisturbed) and a run with faults (disturbed).
+            The run with faults is None if the strategy cannot run with the fault.
 
-    Returns:
-        A table with name, clock, `finished`, `goodput` (samples/s), `kept` (goodput divided by
-        `calm_goodput`), `lost` (samples), `accuracy`, and `recovery` (seconds; NaN if the run did
-        not finish). The columns `calm_goodput` and `calm_accuracy` contain the values of the run
-        without faults.
+    Returns: A table with name, clock, `finished`, `goodput` (samples/s), `kept`, `lost` (samples),
+        `accuracy` and `recovery` (seconds). The column `kept` is `goodput` divided by
+        `calm_goodput`. The column `recovery` is NaN if the run did not finish. The columns
+        `calm_goodput` and `calm_accuracy` contain the values of the run without faults.
     """
     import pandas as pd
 
@@ -191,11 +190,11 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
 
 
 def _applied_samples(run: Run) -> tuple[int, float, float]:
-    """Return applied samples, total time, and the longest time between applied gradients (s)."""
+    """Return the applied samples, the total time, and the longest gap between gradients (s)."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # The times in `ended` are the ends of steps, so no difference between two of the times includes
-    # the first step, in which the model is traced.
+    # The times in `ended` are ends of steps, so differences between them exclude the first step,
+    # which traces the model.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (
@@ -227,7 +226,7 @@ def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
 
 
 def loss_scales(rows: Iterable[Mapping[str, float]]) -> pandas.DataFrame:
-    """Return a table of loss scales and update counts, one row per step and columns for each rank.
+    """Return a table of loss scales and update counts, with one row per step.
 
     Args:
         rows: Records of all ranks and steps, each with `step`, `rank`, `loss_scale` and `updates`.
@@ -262,7 +261,7 @@ LOSSES = ("training_loss", "test_loss")
 
 
 def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
-    """Return both runs' final losses per common seed, and whether the candidate's are lower.
+    """Return two runs' final losses for each common seed, and whether the candidate's are lower.
 
     The column `training_loss` contains means over all ranks and the last 20 training steps. The
     column `test_loss` contains the losses of the trained models on the test data.

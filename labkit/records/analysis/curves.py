@@ -24,19 +24,18 @@ if TYPE_CHECKING:
 
 
 def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
-    r"""Return a run's mean loss per step: the mean over ranks r, weighted by samples \(n_r\).
+    r"""Return a run's loss per step, as the mean over ranks r weighted by sample counts \(n_r\).
 
     Seconds and bytes are counted from the end of the first training step, which also traces and
     compiles the model. In the first training step, ranks also send one-time data, such as initial
-    weights, and trials for the algorithm `auto`. The duration of a training step is that of the
-    slowest rank. For asynchronous workers, a step ends when the number of gradients applied in it
+    weights, and trials for the algorithm `auto`. The slowest rank determines the duration of a
+    training step. For asynchronous workers, a step ends when the number of gradients applied in it
     equals the number of workers. Training steps that some seeds did not reach are omitted.
 
-    Returns:
-        A table with step (1, 2, 3, … as in epoch records), seconds of training, bytes sent by all
-        ranks, and number of seeds. loss, `loss_low` and `loss_high` are the mean, minimum and
-        maximum over seeds. The columns smooth, smooth_low and smooth_high are moving means over
-        about one twentieth of the run's steps.
+    Returns: A table with step (1, 2, 3, … as in epoch records), seconds of training, bytes sent by
+        all ranks, and number of seeds. The columns `loss`, `loss_low` and `loss_high` contain the
+        mean, minimum and maximum over seeds. The columns smooth, smooth_low and smooth_high are
+        moving means over about one twentieth of the run's steps.
     """
     import pandas as pd
 
@@ -51,7 +50,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     cell = seed * len(step) + column
     losses, ended, wire = (rows[name].to_numpy(float) for name in ("loss", "ended", "wire_bytes"))
     # The loss of a rank with an empty batch is NaN, so its weight is 0. If the history has no
-    # sample counts, all remaining ranks have weight 1.
+    # sample counts, each rank with a loss has weight 1.
     weight = np.where(np.isnan(losses), 0.0, rows["samples"].fillna(1).to_numpy(float))
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -87,10 +86,10 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Return the moving mean, centred at each value, over 1/20 of all values (fewer at the ends).
+    """Return the centred moving mean over 1/20 of all values, or over fewer values at the ends.
 
-    Infinite and NaN values are ignored in the mean of a window; at their own indices, the result is
-    NaN.
+    The mean of a window ignores infinite and NaN values. At the indices of such values, the result
+    is NaN.
     """
     import pandas as pd
 
@@ -105,9 +104,9 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         run: Run whose epoch metrics are returned.
-        curve: Loss curve of the run, as `loss_curve` returns it, from which seconds and bytes are
-            interpolated. For epochs that end after the curve's last step, seconds are those of rank
-            0, and bytes are NaN.
+        curve: Result of `loss_curve` for the run, from which seconds and bytes are interpolated.
+            For epochs that end after the curve's last step, seconds are those of rank 0, and bytes
+            are NaN.
     """
     import pandas as pd
 
@@ -136,7 +135,7 @@ def ensemble_accuracy(runs: Sequence[Run]) -> float:
     """Return the test accuracy of an ensemble that averages the predictions of several models.
 
     Args:
-        runs: Runs that saved their models, all trained on the same named data set with class
+        runs: Runs that saved their models after training on the same named data set with class
             labels.
     """
     from labkit.programs.soft_targets import Soft
@@ -172,7 +171,8 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
-        os.close(open_file(journal))  # rejects symbolic links, and pipes, which would block
+        # rejects symbolic links, and pipes, on which reads would block
+        os.close(open_file(journal))
     # Optuna's default lock would be a symbolic link, but labkit resumes no folder that contains a
     # link.
     lock = JournalFileOpenLock(str(journal))

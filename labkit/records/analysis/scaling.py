@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 # The fields in `_WORK` define the work of a training step, so a run and its baseline must agree in
-# them. If the only worker of the baseline sends nothing, strategy and network have no effect, so
-# they may differ.
+# them. If the only worker of the baseline sends nothing, strategy and network may differ, because
+# they have no effect.
 _WORK = (
     "model",
     "dataset",
@@ -45,12 +45,12 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
     The table has one row per run and kind of scaling: strong (same global batch) or weak (same
     batch per worker).
     The returned table includes the columns `run`, `baseline`, `kind`, `workers`, `seeds` (number of
-    the run's seeds), and `line`. Runs that differ only in workers and seeds have the same value (a
-    key) in the column `line`. The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\)
-    for weak scaling, where \(T_n\) is the median step time with n workers. The columns
-    `speedup_low` and `speedup_high` use the p90 and p10 of the run's step times. The columns
-    slowest_seed and fastest_seed are the speed-ups of the run's slowest and fastest seed. The
-    columns efficiency, efficiency_low and efficiency_high contain percentages. Runs that failed
+    the run's seeds), and `line`. Runs that differ only in workers and seeds have the same key in
+    the column `line`. The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak
+    scaling, where \(T_n\) is the median step time with n workers. The columns `speedup_low` and
+    `speedup_high` contain the speed-ups for the 90th and 10th percentiles of step times. The
+    columns slowest_seed and fastest_seed are the speed-ups of the run's slowest and fastest seed.
+    The columns efficiency, efficiency_low and efficiency_high contain percentages. Runs that failed
     verification have no row.
     """
     import pandas as pd
@@ -79,10 +79,10 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Return median speed-ups and ranges over seeds for runs with several worker counts.
+    """Return the median speed-up and its range over seeds, by group of runs and worker count.
 
-    The columns are line, kind, workers, seeds (largest number for any worker count), runs (names),
-    speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
+    The columns are line, kind, workers, seeds (maximum over worker counts), runs (names), speedup,
+    `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
 
     Args:
         table: Table that `scalings` has returned.
@@ -132,13 +132,14 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# Names of one-worker runs, by batch size, work, and strategy with network. The text for strategy
-# and network is "" if the run sends nothing, because any strategy and network then match.
+# Names of one-worker runs; each key consists of batch size, work, and strategy with network. If a
+# run sends nothing, its key contains "" for strategy and network, because any strategy and network
+# match.
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
 def _baselines(usable: Mapping[str, Run]) -> Alone:
-    """Group one-worker runs by work; a run is then compared only with runs of one group."""
+    """Group one-worker runs by their work, because only runs of the same work are comparable."""
     baselines: Alone = {}
     for name, run in usable.items():
         if _workers(run) == 1:
@@ -200,10 +201,11 @@ class FrameworkComparison:
     """The result of a comparison of other frameworks' runs with labkit's runs.
 
     Attributes:
-        table: One row per run, with strategy, taxonomy, costs per step, and accuracy.
-        pairs: Pairs of rows for the same work: one row of another framework, and one row of labkit.
-        unmatched: Rows of other frameworks for which no equivalent labkit run exists, each with the
-            reason.
+        table: One row per run, with strategy, architecture, synchronization, algorithm, costs per
+            step, and accuracy.
+        pairs: Pairs of rows for the same work: the first from another framework, the second from
+            labkit.
+        unmatched: Rows of other frameworks without an equivalent labkit run, each with the reason.
     """
 
     table: pd.DataFrame
@@ -243,7 +245,7 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
 
 
 def sent_bytes(run: Run) -> pd.DataFrame:
-    """Return the bytes per step between tasks of another framework; empty for labkit's runs."""
+    """Return another framework's bytes per step between tasks; empty for a labkit run."""
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
@@ -274,7 +276,7 @@ def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
 
 
 def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
-    """Return the taxonomy of a strategy from another framework, or None for labkit's strategies."""
+    """Return the kind of another framework's strategy, or None for a labkit strategy."""
     if fields["name"] == ExternalFramework.__name__:
         return RING
     if fields["name"] != TFDistribute.__name__:

@@ -28,10 +28,10 @@ class ServingMeasurements:
             (samples), and `seconds`. The column `way` names how the model is served: one process,
             replicas, stages or slices. The column `what` is "first" (first call), "batch" (one
             batch) or "stream" (stream of batches).
-        weights: One row per way of serving and rank; the column weights_bytes contains the bytes of
-            the weights on the rank.
-        differences: For each way of serving, the largest absolute difference from the predictions
-            of one process.
+        weights: One row per rank and way of serving; the column weights_bytes contains the bytes of
+            the rank's weights.
+        differences: Largest absolute difference from the predictions of one process, with one entry
+            per way of serving.
         allowed: Largest absolute difference between predictions that rounding errors can explain.
         workers, threads: Number of ranks, and number of threads per rank.
         oversubscribed: Whether all ranks together have more threads than there are CPU cores.
@@ -48,10 +48,10 @@ class ServingMeasurements:
     under_way: int
 
     def latency(self) -> pd.DataFrame:
-        """Return the latency of batches in ms, by network, way of serving and batch size.
+        """Return the latency of batches in ms, one row per network, way of serving and batch size.
 
         The columns are latency_ms (median), latency_ms_low (p10), latency_ms_high (p90), first_ms
-        (the first call), and of_one_process (the median divided by that of one process).
+        (the first call), and of_one_process (the median divided by the median of one process).
         """
         batches = self.times[self.times["what"] == "batch"]
         latencies = 1e3 * _spread(batches, "seconds", (0.5, 0.1, 0.9))
@@ -61,10 +61,10 @@ class ServingMeasurements:
         return self._relative_to_one_process(latencies.reset_index(), "latency_ms")
 
     def throughput(self) -> pd.DataFrame:
-        """Return the throughput in samples/s, by network, way of serving and batch size.
+        """Return the throughput in samples/s, one row per network, way of serving and batch size.
 
         The columns are rows_per_second (median), rows_per_second_low (minimum),
-        rows_per_second_high (maximum), and of_one_process (the median divided by that of one
+        rows_per_second_high (maximum), and of_one_process (the median divided by the median of one
         process).
         """
         streams = self.times[self.times["what"] == "stream"]
@@ -75,7 +75,7 @@ class ServingMeasurements:
         return self._relative_to_one_process(rates.reset_index(), name)
 
     def memory(self) -> pd.DataFrame:
-        """Return weight bytes per way of serving and rank, and the largest fraction on one rank."""
+        """Return each rank's weight bytes for each way of serving, and the largest fraction."""
         by_rank = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
         by_rank = by_rank.reindex(dict.fromkeys(self.weights["way"]))
         whole = by_rank.loc[ONE_PROCESS].max()
@@ -117,7 +117,7 @@ def serving_measurements(
     cores: int,
     under_way: int,
 ) -> ServingMeasurements:
-    """Return the measurements as tables; each rank's `weights` map ways of serving to bytes."""
+    """Return the measurements as tables; `weights` has one dict of weight bytes per rank."""
     import pandas as pd
 
     weight_rows = [

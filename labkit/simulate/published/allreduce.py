@@ -2,14 +2,14 @@
 
 The papers give no compute times of the networks. The formulas assume that compute time is
 proportional to the number of operations, and fit only the cost of the exchange. There are two ways
-to count the operations of the neural networks in Horovod's results. The results were known before a
-way of counting was chosen, so the tables show both ways of counting.
+to count the operations of the neural networks in Horovod's results. Because the results were known
+beforehand, the tables show both ways of counting operations.
 
-Sizes of the layers of published networks, computed from architectures: bytes and operations.
+Bytes and operations of the layers of published networks, computed from their architectures.
 
-All values are computed from shapes (source letter C). A layer has two tensors: a kernel, and a
-vector with the bias or the shift of a batch normalization. A batch normalization has no scale, as
-in InceptionV3.
+All values are computed from the shapes of layers (letter C among the types of source). A layer has
+two tensors: a kernel, and a vector with the bias or the shift of a batch normalization. A batch
+normalization has no scale, as in InceptionV3.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LayerShape(NamedTuple):
 
     @property
     def multiplications(self) -> float:
-        """Multiplications by minimal filtering: 16 instead of 36 per 3 × 3 kernel with stride 1.
+        """Number of multiplications with minimal filtering: 16, not 36, per 3 × 3 kernel, stride 1.
 
         Source: Lavin and Gray 2016, *Fast algorithms for convolutional neural networks* (arXiv
         1509.09308), F(2 × 2, 3 × 3).
@@ -109,7 +109,7 @@ def _dense(*sizes: int) -> Layers:
 def inception_v3(classes: int = 1001) -> Layers:
     """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # the image shrinks by missing padding; the stride is 1
+    net[1] = net[1]._replace(stride=1)  # the image shrinks without padding; the stride remains 1
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
@@ -217,8 +217,8 @@ def _density(network: str) -> float:
     return nbytes(layers) / operations(layers)
 
 
-# Horovod's results: a worker processes 64 images per training step, and the step time of
-# InceptionV3 on a P100 GPU is Bugliarello's result.
+# For Horovod's results, a worker processes 64 images per step, and Bugliarello measured the step
+# time of InceptionV3 on a P100 GPU.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
@@ -288,7 +288,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """Return the last speed-up of each curve; keywords are curve names, values are result keys."""
+    """Return the last speed-up of each curve; keywords map names of curves to names of results."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 

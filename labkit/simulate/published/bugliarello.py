@@ -40,7 +40,7 @@ from labkit.simulate.published.reproduction import (
 )
 
 SOURCE = "Bugliarello 2017"
-FORWARD = 1 / 3  # forward fraction of a one-GPU step; backward takes twice as long
+FORWARD = 1 / 3  # forward pass, as a fraction of a one-GPU step
 SPREAD, LINK = "σ, steps", "link, MB/s"
 BATCH = 64  # images per GPU
 GPUS_A_NODE = {"piz-daint": 1, "p2.xlarge": 1, "p2.8xlarge": 8, "DGX-1": 8}
@@ -67,7 +67,7 @@ def greedy(sizes: Sequence[int], servers: int) -> list[int]:
 
 @cache
 def busiest(nodes: int) -> tuple[int, int]:
-    """Return the busiest server's bytes with the best server count (≤ nodes), and this count."""
+    """Return the busiest server's bytes for the best server count (≤ nodes), and that count."""
     sizes = variables()
     return min((max(greedy(sizes, servers)), servers) for servers in range(1, nodes + 1))
 
@@ -94,7 +94,7 @@ def largest_of(count: int) -> float:
 
 
 def seconds(gpus: int, platform: str, link: float, spread: float, summed: bool = True) -> float:
-    """Return the step time T(n) in s; link: bytes/s; spread: σ in units of a one-GPU step."""
+    """Return the step time T(n) in s for `link` bytes/s and σ = `spread` steps of one GPU."""
     nodes = -(-gpus // GPUS_A_NODE[platform])
     x = link_bytes(gpus, GPUS_A_NODE[platform], summed) / link / STEP[platform]
     return STEP[platform] * (max(FORWARD + spread * largest_of(nodes), x) + max(2 * FORWARD, x))
@@ -119,7 +119,7 @@ def _figures(*platforms: str) -> Figures:
 
 
 def _fit(known: Figures) -> Parameters:
-    """Fit σ to all results but the last by least squares, and the link's bandwidth to the last.
+    """Fit the link's bandwidth to the last result, and σ to the others by least squares.
 
     In all results but the last, the links are so fast that they do not limit the training step.
     """
@@ -142,7 +142,7 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
 
 
 def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
-    """Return a reproduction: σ fits 2, 4 and 8 one-GPU nodes, the bandwidth fits `at` nodes."""
+    """Return a reproduction; σ fits 2, 4 and 8 one-GPU nodes, and the bandwidth fits `at` nodes."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
     verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")

@@ -21,7 +21,7 @@ F, B, W = 1.0, 1.2, 0.8  # example times in s, for which ZB-H2's bubble is not z
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Return the idle fraction of a pipeline's time; F, B and W take 1 s, a message `message` s."""
+    """Return a pipeline's idle fraction if F, B and W take 1 s each, and a message `message` s."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
@@ -33,7 +33,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _rate_fit(known: Figures) -> Parameters:
-    """Fit the message time by the secant method; the total time is almost linear in it."""
+    """Fit the message time by the secant method, because the total time is almost linear in it."""
     ((name, rate),) = known.items()
     stages, microbatches = _numbers(name)
     points = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]
@@ -62,7 +62,7 @@ def _bubble(parameters: Parameters, name: str) -> float:
 
 
 def speedup(stages: int, microbatches: int) -> float:
-    """Return the speed-up of p equal stages over one stage, without overhead: p (1 - bubble)."""
+    """Return the speed-up p (1 - bubble) of p equal stages over one stage, without overhead."""
     return stages * (1 - share("gpipe", stages, microbatches))
 
 

@@ -2,10 +2,10 @@
 
 Published results for comparison: scaling curves, efficiencies and errors.
 
-A letter marks the type of source: A is the abstract of the paper, C is computed from its formula,
-and D is the documentation of the project. The letter F marks a value read from a figure (± 3 %), P
-the text of the paper, and R a raw result from the authors. A ratio that is measured on one machine
-is never compared with an absolute number from a cluster.
+A letter marks the type of source: A for the paper's abstract, C for its formula, and D for the
+project's documentation. Further letters are F for a figure (read within ± 3 %), P for the paper's
+text, and R for raw data of the authors. A ratio that is measured on one machine is never compared
+with an absolute number from a cluster.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
     "predicted": "the value served neither to fit a parameter nor to choose the model's form",
     "predicted from a fit": "the parameters are fitted to fewer workers of the same "
-    "set-up; the form of the model was chosen with the values known",
+    "set-up; the form of the model was chosen after the values were known",
     "reproduced": "the value was fitted, or one number was free, or the form of the model was "
-    "chosen with the value known",
+    "chosen after the value was known",
     "by construction": "the cost model predicts this value for any choice of its parameters",
     "bound": "labkit's value is a computed bound [C], and the measured value is within it",
     "not reached": "the error is too large, or no published value is available for a fit",
@@ -46,10 +46,10 @@ class Judged:
         predicted: Value that the model predicts; None if no published result is available for the
             fit.
         published: Published value.
-        points: Whether `error` is a difference; if not, it is a relative error.
+        points: True if `error` is a difference, False if it is a relative error.
         within: Largest allowed absolute value of `error`.
-        reached: The `verdict` if the absolute error is within the limit; for the verdict "bound",
-            the error must instead not be negative.
+        reached: The `verdict` if the absolute error is at most `within`. For the verdict "bound",
+            the error must instead be at least 0.
 
     `error` is predicted / published - 1; if `points` is true, it is predicted - published.
     `verdict` is the value of `reached`, or "not reached"; see `VERDICTS`.
@@ -92,7 +92,8 @@ class Reproduction:
     Args:
         source, mark, name, unit, within, points: See `Judged`.
         figures: Published values by the name of the result.
-        predict: Function (parameters, name of the result) -> value; None: no model can be fitted.
+        predict: Function (parameters, name of the result) -> value. If None, no model can be
+            fitted.
         fitted: Names of the published values that are passed to `fit`; all other values are unknown
             to `fit`.
         fit: Function from the `fitted` values to the parameters of the model.
@@ -144,7 +145,7 @@ class Scaling:
     Args:
         name: Name of the curve.
         what: Neural network and set-up of the experiment.
-        unit: What a worker is, as the unit of `workers`.
+        unit: Unit of `workers`, such as "GPUs" or "nodes".
         workers: Numbers of workers; the first number is the base of all speed-ups.
         speedup: For each number of workers, the speed-up over the base.
         source, mark: Origin of the curve, and the letter that marks its type of source (see the
@@ -163,7 +164,7 @@ class Scaling:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """Parallel efficiency speedup · workers[0] / workers; if workers[0] is 1, T₁ / (n · Tₙ)."""
+        """Parallel efficiency speedup · workers[0] / workers (T₁ / (n · Tₙ) if workers[0] is 1)."""
         pairs = zip(self.speedup, self.workers, strict=True)
         return tuple(speedup * self.workers[0] / workers for speedup, workers in pairs)
 
@@ -271,8 +272,9 @@ class Softsync:
     """A published result of n-softsync training, with or without correction of the learning rate.
 
     Args:
-        remedy: How the learning rate is corrected for staleness; None: the rate is constant.
-        splits: Values of n for which the result holds; empty: all values of n.
+        remedy: How the learning rate is corrected for staleness. If None, the learning rate is
+            constant.
+        splits: Values of n for which the result holds. If empty, the result holds for all n.
         error: Fraction of misclassified test samples.
         what: Data set and number of learners.
         source, mark: Origin of the result, and the letter that marks its type of source (see the
