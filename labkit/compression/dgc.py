@@ -49,9 +49,9 @@ class DGC(Compressor):
         warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
-    1712.01887. Differs from it: the norm of each bucket is clipped, not the norm of all layers
-    together; there is no Nesterov momentum. labkit estimates the threshold from a sample of 64 n/k
-    elements if k of n elements are sent.
+    1712.01887. Difference from the paper: the norm of each bucket is clipped, not the norm of all
+    layers together; there is no Nesterov momentum. labkit estimates the threshold from a sample of
+    64 n/k elements if k of n elements are sent.
     """
 
     family: ClassVar[str] = "sparsification"

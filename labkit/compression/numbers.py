@@ -194,8 +194,8 @@ def uniform(length: int, key: Tensor) -> Tensor:
         The random numbers, float32 (length,), each a multiple of 2⁻²³.
 
     Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, Parallel Random Numbers: As Easy as
-    1, 2, 3, 2011. Differs from it: the paper's generators are statistically stronger, but need more
-    rounds.
+    1, 2, 3, 2011. Difference from the paper: the paper's generators are statistically stronger, but
+    need more rounds.
     """
     import tensorflow as tf
 

@@ -41,10 +41,10 @@ class PowerSGD(Compressor):
         warm_start: Whether each iteration starts with the Q of the previous step, which improves
             the approximation; if False, Q is random.
 
-    Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Differs from
-    it: labkit orthogonalises with Householder's QR instead of Gram-Schmidt, so that a zero gradient
-        does not stop the iteration; the last axis of a Keras kernel indexes outputs, so that
-        matrices are transposed relative to the paper.
+    Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Difference
+    from the paper: labkit orthogonalises with Householder's QR instead of Gram-Schmidt, so that a
+        zero gradient does not stop the iteration; the last axis of a Keras kernel indexes outputs,
+        so that matrices are transposed relative to the paper.
     """
 
     family: ClassVar[str] = "low rank"

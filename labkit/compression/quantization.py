@@ -110,8 +110,9 @@ class Int8(Compressor):
             a separate scale. With `channels`, each layer is compressed separately.
 
     Source: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016, arXiv
-    1511.04561. Differs from it: linear, symmetric steps instead of the paper's dynamic tree; the
-    decoded tensors of the ranks are averaged in full precision, without a second rounding.
+    1511.04561. Difference from the paper: linear, symmetric steps instead of the paper's dynamic
+    tree; the decoded tensors of the ranks are averaged in full precision, without a second
+    rounding.
     """
 
     family: ClassVar[str] = "quantization"
@@ -210,8 +211,8 @@ class QSGD(Compressor):
             decoded values have a larger variance. If `bucket` is None, all elements share one norm.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
-    Differs from it: codes have a fixed width instead of Elias codes; the scale is always the
-    2-norm, although the paper's experiments also use the maximum.
+    Difference from the paper: codes have a fixed width instead of Elias codes; the scale is always
+    the 2-norm, although the paper's experiments also use the maximum.
     """
 
     family: ClassVar[str] = "quantization"
@@ -284,8 +285,8 @@ class TernGrad(Compressor):
             2017. If `clip` is None, elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
-    Differs from it: one scale s per bucket, not per layer; each rank uses the scale s of its own
-    gradient, not the maximum over all ranks.
+    Difference from the paper: one scale s per bucket, not per layer; each rank uses the scale s of
+    its own gradient, not the maximum over all ranks.
     """
 
     family: ClassVar[str] = "quantization"
@@ -336,9 +337,9 @@ class Float16(Compressor):
     become infinite. Partial sums in the allreduce also become infinite if they exceed 65504. The
     decoded tensor is float32, also for float64 input.
 
-    Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740. Differs from
-    it: unlike in the paper, only messages have half precision; the dtype policy determines the
-        model's precision.
+    Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740. Difference
+    from the paper: unlike in the paper, only messages have half precision; the dtype policy
+        determines the model's precision.
     """
 
     family: ClassVar[str] = "quantization"
@@ -368,8 +369,8 @@ class BFloat16(Compressor):
     input.
 
     Source: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv
-    1905.12322. Differs from it: unlike in the paper, only messages and their sums have bfloat16
-    precision; the dtype policy determines the model's precision.
+    1905.12322. Difference from the paper: unlike in the paper, only messages and their sums have
+    bfloat16 precision; the dtype policy determines the model's precision.
     """
 
     family: ClassVar[str] = "quantization"

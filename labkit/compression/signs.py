@@ -21,9 +21,9 @@ class OneBit(Compressor):
     may not converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
-    Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
-    it: labkit computes one pair of means per bucket, not per column of a weight matrix; the mean
-        over the ranks is not quantized again.
+    Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Difference
+    from the paper: labkit computes one pair of means per bucket, not per column of a weight matrix;
+        the mean over the ranks is not quantized again.
     """
 
     family: ClassVar[str] = "quantization"
@@ -75,9 +75,9 @@ class SignSGD(Compressor):
 
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
     1802.04434. J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
-    is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Differs from them: each
-    rank counts the votes of all ranks, without a server; the optimizer applies momentum (Signum)
-    after the vote, not before it.
+    is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Difference from the
+    papers: each rank counts the votes of all ranks, without a server; the optimizer applies
+    momentum (Signum) after the vote, not before it.
     """
 
     family: ClassVar[str] = "quantization"

@@ -149,8 +149,8 @@ class TopK(Sparse):
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021. Sampling: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient
-    Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k of the n
-    elements, not a fixed fraction.
+    Compression, 2018, arXiv 1712.01887. Difference from the papers: the sample contains 64 n/k of
+    the n elements, not a fixed fraction.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -251,10 +251,10 @@ class RandomK(Compressor):
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599. Rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
-    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them: one
-    element of each range is sent instead of any k elements, with the same expectation; if k does
-    not divide n, the lengths of ranges differ by one, and each selected element is scaled by the
-    length of its range.
+    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Difference from the
+    papers: one element of each range is sent instead of any k elements, with the same expectation;
+    if k does not divide n, the lengths of ranges differ by one, and each selected element is scaled
+    by the length of its range.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -303,8 +303,8 @@ class Threshold(Sparse):
         value: The smallest magnitude that is sent, in the units of the gradient.
 
     Source: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
-    Interspeech 2015. Differs from it: elements are sent unchanged, not as plus or minus the
-    threshold; only `ErrorFeedback` stores the unsent part.
+    Interspeech 2015. Difference from the paper: elements are sent unchanged, not as plus or minus
+    the threshold; only `ErrorFeedback` stores the unsent part.
     """
 
     family: ClassVar[str] = "sparsification"

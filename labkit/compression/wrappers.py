@@ -42,7 +42,7 @@ class Chain(Compressor):
 
     Source: F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek, Sparse Binary Compression, 2018, arXiv
     1805.08768. D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv 1906.02367.
-    Differs from them: any supported pair of compressors; no local steps.
+    Difference from the papers: any supported pair of compressors; no local steps.
     """
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
@@ -156,9 +156,9 @@ class ErrorFeedback(Compressor):
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599. S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
-    and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the residual
-    has the unit of the gradient, not of the optimizer's step. A new learning rate therefore also
-    applies to the old residual.
+    and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Difference from the papers: the
+    residual has the unit of the gradient, not of the optimizer's step. A new learning rate
+    therefore also applies to the old residual.
     """
 
     paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"

@@ -34,8 +34,9 @@ class LowRank(FineTuned):
     Source: Denton, Zaremba, Bruna, LeCun, Fergus, "Exploiting linear structure within convolutional
     networks for efficient evaluation", 2014, arXiv 1404.0736. For dense layers: Xue, Li, Gong,
     "Restructuring of deep neural network acoustic models with singular value decomposition",
-    Interspeech 2013. Differs from them: all layers have the same rank, and the singular values are
-    split equally between both factors, so that training starts from factors of equal scale.
+    Interspeech 2013. Difference from the papers: all layers have the same rank, and the singular
+    values are split equally between both factors, so that training starts from factors of equal
+    scale.
     """
 
     family: ClassVar[str] = "low rank"

@@ -90,9 +90,9 @@ class Prune(FineTuned):
 
     Source: Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural
     networks", 2015, arXiv 1506.02626. Gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878. Differs from them: a trained model is pruned, and the gradual schedule prunes about
-    20 times. Pruned weights are set to zero after every training step, instead of being masked in
-    the forward pass.
+    1710.01878. Difference from the papers: a trained model is pruned, and the gradual schedule
+    prunes about 20 times. Pruned weights are set to zero after every training step, instead of
+    being masked in the forward pass.
     """
 
     family: ClassVar[str] = "prune"
@@ -183,9 +183,9 @@ class GradualPruning(keras.callbacks.Callback):
         InvalidInput: A value is out of range, or `steps` is not a multiple of `every`.
 
     Source: Zhu, Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model
-    compression", 2017, arXiv 1710.01878. Differs from it: weights are set to zero after each step
-    and not masked in the forward pass, so that layers need no wrapper. Zhu and Gupta do not
-    describe `scope="global"`.
+    compression", 2017, arXiv 1710.01878. Difference from the paper: weights are set to zero after
+    each step and not masked in the forward pass, so that layers need no wrapper. Zhu and Gupta do
+    not describe `scope="global"`.
     """
 
     def __init__(

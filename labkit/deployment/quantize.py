@@ -28,9 +28,9 @@ class Quantize(CompressionMethod):
 
     Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference, 2018, arXiv 1712.05877; the implementation is
-    `keras.Model.quantize` with its default configurations. Differs from it: training is not
-    quantized, each output unit has a scale, and inputs are scaled at every call by their greatest
-    absolute value.
+    `keras.Model.quantize` with its default configurations. Difference from the paper: training is
+    not quantized, each output unit has a scale, and inputs are scaled at every call by their
+    greatest absolute value.
     """
 
     family: ClassVar[str] = "quantize"

@@ -224,8 +224,8 @@ SCHEDULES = {
             """Exchange all buckets after backpropagation.
 
     Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, Revisiting Distributed Synchronous
-    SGD, 2016, arXiv 1604.00981. Differs from it: ranks use no server and no backup workers.
-    """,
+    SGD, 2016, arXiv 1604.00981. Difference from the paper: ranks use no server and no backup
+    workers. """,
             after=True,
         ),
         Schedule(
@@ -247,8 +247,8 @@ SCHEDULES = {
 
     Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
     Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
-    SOSP 2019. Differs from them: the order of buckets is fixed from measured times and the same on
-    all ranks, not decided while buckets wait.
+    SOSP 2019. Difference from the papers: the order of buckets is fixed from measured times and the
+    same on all ranks, not decided while buckets wait.
     """,
             into_next=True,
         ),

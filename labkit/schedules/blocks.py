@@ -40,10 +40,10 @@ class BlockRounds:
         seed: Random seed; equal seeds give equal selections.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
-    scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is multiplied by the largest change, because all changes shrink to zero at the optimum. Without
-    the waiting time \(a_j\) as a factor, a block that once did not move would never be drawn again.
-    If a block must wait, the next independent block takes its place.
+    scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Difference from the
+    paper: η is multiplied by the largest change, because all changes shrink to zero at the optimum.
+    Without the waiting time \(a_j\) as a factor, a block that once did not move would never be
+    drawn again. If a block must wait, the next independent block takes its place.
     """
 
     def __init__(

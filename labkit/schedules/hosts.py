@@ -200,8 +200,8 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
             `hierarchical`.
 
     Source: Cho, Finkler, Serrano, Kung and Hunter 2019, *BlueConnect: decomposing all-reduce for
-    deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, one round
-    that adds in rank order replaces the paper's ring.
+    deep learning on heterogeneous network hierarchy*. Difference from the paper: inside a host, one
+    round that adds in rank order replaces the paper's ring.
     """
     return _rounds(ring, size, hosts)
 
@@ -291,8 +291,8 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
         chunks: Number of equal parts of the buffer.
 
     Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; before it the
-    tree of Blue Gene/L (Adiga et al. 2002). Differs from it: here a switch adds only after all
-    messages have arrived; the switches of SHArP and Blue Gene/L add earlier.
+    tree of Blue Gene/L (Adiga et al. 2002). Difference from the paper: here a switch adds only
+    after all messages have arrived; the switches of SHArP and Blue Gene/L add earlier.
     """
     if size == 1:
         return

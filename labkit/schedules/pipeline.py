@@ -38,8 +38,8 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Huang et al. 2019, *GPipe: efficient training of giant neural networks using pipeline
-    parallelism*, arXiv 1811.06965. Differs from it: the schedule has no entries for recomputation,
-    but a stage may recompute activations in its backward pass.
+    parallelism*, arXiv 1811.06965. Difference from the paper: the schedule has no entries for
+    recomputation, but a stage may recompute activations in its backward pass.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -73,8 +73,8 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Appleyard, Kocisky and Blunsom 2016, *Optimizing performance of recurrent neural
-    networks on GPUs*, arXiv 1604.01946. Differs from it: layers run on ranks, whereas the paper
-    runs them in GPU streams.
+    networks on GPUs*, arXiv 1604.01946. Difference from the paper: layers run on ranks, whereas the
+    paper runs them in GPU streams.
     """
     return gpipe(layers, steps)
 
@@ -155,8 +155,8 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Narayanan et al. 2019, *PipeDream: generalized pipeline parallelism for DNN training*;
-    Harlap et al. 2018, arXiv 1806.03377. Differs from it: stages are not replicated, and vertical
-    sync (one version for all stages) is omitted, as in the paper's experiments.
+    Harlap et al. 2018, arXiv 1806.03377. Difference from the paper: stages are not replicated, and
+    vertical sync (one version for all stages) is omitted, as in the paper's experiments.
     """
     return one_forward_one_backward(stages, microbatches)
 
@@ -198,9 +198,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
         InvalidInput: If a number is below 1, or if the micro-batches do not form equal groups.
 
     Source: Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters
-    using Megatron-LM*, arXiv 2104.04473. Differs from it: unlike the paper, this schedule allows
-    group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the order of computations
-    for group sizes other than p.
+    using Megatron-LM*, arXiv 2104.04473. Difference from the paper: unlike the paper, this schedule
+    allows group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the order of
+    computations for group sizes other than p.
     """
     groups = _groups(ranks, microbatches)
     if microbatches % groups:
@@ -273,8 +273,8 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Qi et al. 2024, *Zero bubble pipeline parallelism*, arXiv 2401.10241.
-    Differs from it: only the paper's hand-made schedules are implemented, not its automatic search
-    with measured times.
+    Difference from the paper: only the paper's hand-made schedules are implemented, not its
+    automatic search with measured times.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -304,9 +304,9 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
     if each rank updates its weights without waiting for other ranks.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: the paper undoes an optimizer step if a later check of the gradients (norm or
-    overflow) fails. In labkit, all ranks complete the check of the gradients before the optimizer
-    step.
+    Difference from the paper: the paper undoes an optimizer step if a later check of the gradients
+    (norm or overflow) fails. In labkit, all ranks complete the check of the gradients before the
+    optimizer step.
     """
 
     def order(stage: int) -> Iterator[Work]:

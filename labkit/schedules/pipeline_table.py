@@ -134,9 +134,9 @@ class ScheduleTable:
             InvalidInput: If no `PipelineSchedule` computed the table.
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
-        al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no upper bounds for W. If W
-        exceeds its bound (F for `zero_bubble`, min(F, B) for `zero_bubble_h2`), weight gradients
-        take longer than the idle gaps.
+        al. 2024, arXiv 2401.10241. Difference from the paper: Qi et al. state no upper bounds for
+        W. If W exceeds its bound (F for `zero_bubble`, min(F, B) for `zero_bubble_h2`), weight
+        gradients take longer than the idle gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 

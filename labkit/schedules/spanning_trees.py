@@ -50,9 +50,9 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     Raises:
         InvalidInput: If the links do not connect all ranks.
 
-    Source: Wang et al. 2019, *Blink* (arXiv 1910.04940). Differs from it: `pack` adds the trees one
-        by one. Blink uses multiplicative weights and reduces the number of trees by an integer
-        program.
+    Source: Wang et al. 2019, *Blink* (arXiv 1910.04940). Difference from the paper: `pack` adds the
+        trees one by one. Blink uses multiplicative weights and reduces the number of trees by an
+        integer program.
     """
     if pieces < 1:
         raise InvalidInput(

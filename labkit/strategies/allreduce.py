@@ -55,8 +55,8 @@ class AllReduce(Strategy):
             each gradient. 0 disables the statistics.
 
     Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
-    Differs from it: the paper's first code averaged weights once per epoch; labkit averages
-    gradients in every step, as later versions of that code do.
+    Difference from the paper: the paper's first code averaged weights once per epoch; labkit
+    averages gradients in every step, as later versions of that code do.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)

@@ -68,10 +68,10 @@ class BlockCoordinateDescent(SynchronousReplicas):
         floor: The constant η in the priority of each block (`labkit.schedules.blocks`).
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
-    scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: a
-    worker computes its whole gradient, and sends only the part for the selected blocks. Unlike the
-    paper, labkit computes dependencies only once, from the curvature of the loss of any neural
-    network.
+    scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Difference from the
+    paper: a worker computes its whole gradient, and sends only the part for the selected blocks.
+    Unlike the paper, labkit computes dependencies only once, from the curvature of the loss of any
+    neural network.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)

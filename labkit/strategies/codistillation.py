@@ -57,9 +57,10 @@ class Codistillation(Replicas):
     normalization layers. Messages are never compressed.
 
     Source: R. Anil et al., Large scale distributed neural network training through online
-    distillation, 2018, arXiv 1804.03235. Differs from it: the paper exchanges only weights, through
-    checkpoints that each worker may read at any time. The paper's model copies start with different
-    weights; here all workers start with the same weights and read different rows.
+    distillation, 2018, arXiv 1804.03235. Difference from the paper: the paper exchanges only
+    weights, through checkpoints that each worker may read at any time. The paper's model copies
+    start with different weights; here all workers start with the same weights and read different
+    rows.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap",)

@@ -48,10 +48,10 @@ class Downpour(Servers):
     placement="sharded", the configuration equals that of DistBelief. Training ends at the first
     fetch after completed and running batches together reach the total of all epochs.
 
-    Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
-        from it: labkit answers a fetch before the next batch begins; the paper answers it during
-        the batch. A server waits for the pushes of all stages (or all machines) of a replica, and
-        applies them as one update.
+    Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1.
+        Difference from the paper: labkit answers a fetch before the next batch begins; the paper
+        answers it during the batch. A server waits for the pushes of all stages (or all machines)
+        of a replica, and applies them as one update.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")

@@ -58,8 +58,8 @@ class ElasticAveraging(SynchronousReplicas):
     compressed. The final model has the moving statistics of worker 0's normalization layers.
 
     Source: S. Zhang, A. Choromanska, Y. LeCun, Deep learning with elastic averaging SGD, 2015,
-    arXiv 1412.6651. Differs from it: the elastic force applies to the weights at which Nesterov's
-    gradient is computed, because Keras stores those weights.
+    arXiv 1412.6651. Difference from the paper: the elastic force applies to the weights at which
+    Nesterov's gradient is computed, because Keras stores those weights.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers", "collective")

@@ -286,9 +286,9 @@ class ExternalFramework(Strategy):
     Source: S. Li et al., PyTorch distributed: experiences on accelerating data parallel training,
     2020, arXiv 2006.15704; Y. Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data
     parallel, 2023, arXiv 2304.11277; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799.
-    Differs from it: on JAX, workers with fewer rows repeat some rows with weight zero. The ranks of
-    labkit start the Horovod processes, which therefore communicate by Gloo instead of MPI. MPI is
-    faster (`labkit bench exchange --peer horovod` starts Horovod with mpirun).
+    Difference from the paper: on JAX, workers with fewer rows repeat some rows with weight zero.
+    The ranks of labkit start the Horovod processes, which therefore communicate by Gloo instead of
+    MPI. MPI is faster (`labkit bench exchange --peer horovod` starts Horovod with mpirun).
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")

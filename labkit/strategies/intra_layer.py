@@ -292,9 +292,9 @@ class TensorParallel(IntraLayer):
     gather the model after each epoch. If callbacks set weights, the next step uses them. During
     training, a rank stores weights, gradients and optimizer state only of its own slices.
 
-    Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
-        are also cut, and the sizes of slices may differ by one unit. Position embeddings are cut
-        like word embeddings.
+    Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Difference from the paper:
+        convolutions are also cut, and the sizes of slices may differ by one unit. Position
+        embeddings are cut like word embeddings.
     """
 
     part_name: ClassVar[str] = "slice"
@@ -415,10 +415,10 @@ class SpatialParallel(IntraLayer):
     gather the model after each epoch. If callbacks set weights, the next step uses them. During
     training, a machine stores weights, gradients and optimizer state only of its own tiles.
 
-    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Differs from it:
-        training is synchronous, without the paper's parameter server. A machine waits for the
-        values that it reads; communication does not overlap computation. Every machine reads the
-        complete input.
+    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Difference from the
+        paper: training is synchronous, without the paper's parameter server. A machine waits for
+        the values that it reads; communication does not overlap computation. Every machine reads
+        the complete input.
     """
 
     part_name: ClassVar[str] = "machine"

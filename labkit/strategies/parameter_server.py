@@ -75,8 +75,8 @@ class ParameterServer(Servers):
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014.
     J. Chen et al., Revisiting distributed synchronous SGD, 2016, arXiv 1604.00981 (backup workers).
-    Differs from them: a server answers each push with its weights, so that a worker needs one
-    exchange per step and server, not two.
+    Difference from the papers: a server answers each push with its weights, so that a worker needs
+    one exchange per step and server, not two.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")

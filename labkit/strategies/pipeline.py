@@ -94,10 +94,10 @@ class Pipeline(Staged):
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965. D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473. P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
     arXiv 2401.10241. J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
-    GPUs, 2016, arXiv 1604.01946 (wavefront). Differs from them: replicas with "pipedream" average
-    the gradient of each micro-batch, and the layers of a wavefront run on several ranks, not one
-    GPU. A slice of a stage sends its complete output to the same slice of the next stage; in
-    Megatron-LM it sends a part, which is then gathered.
+    GPUs, 2016, arXiv 1604.01946 (wavefront). Difference from the papers: replicas with "pipedream"
+    average the gradient of each micro-batch, and the layers of a wavefront run on several ranks,
+    not one GPU. A slice of a stage sends its complete output to the same slice of the next stage;
+    in Megatron-LM it sends a part, which is then gathered.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "stale synchronous")
@@ -330,10 +330,10 @@ class DelayedGradients(Staged):
     If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
-    arXiv 1804.10574. Differs from it: a module takes no optimizer step before its first error
-    gradient arrives. The paper instead takes steps with a zero gradient, and such steps of SGD do
-    not change the weights. Gradients that are still on their way after the last iteration are not
-    applied.
+    arXiv 1804.10574. Difference from the paper: a module takes no optimizer step before its first
+    error gradient arrives. The paper instead takes steps with a zero gradient, and such steps of
+    SGD do not change the weights. Gradients that are still on their way after the last iteration
+    are not applied.
     """
 
     stages_field: ClassVar[str] = "modules"

@@ -158,8 +158,9 @@ class StaleSynchronous(Stale):
     The other fields are those of the base class `Stale`.
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
-    server, NIPS 2013. Differs from it: labkit's servers delay their replies to fast workers; the
-    paper's fast workers wait for fresh values in their cache. Updates may use any optimizer.
+    server, NIPS 2013. Difference from the paper: labkit's servers delay their replies to fast
+    workers; the paper's fast workers wait for fresh values in their cache. Updates may use any
+    optimizer.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")

@@ -4,7 +4,7 @@ A cell of the taxonomy is a combination of one name from each axis.
 
 Source: Z. Tang et al., Communication-efficient distributed deep learning: a comprehensive survey,
 2020, arXiv 2003.06307. M. Langer et al., Distributed training of deep learning models: a taxonomic
-perspective, 2020, arXiv 2007.03970. Differs from them: only the survey of Tang et al. has
+perspective, 2020, arXiv 2007.03970. Difference from the papers: only the survey of Tang et al. has
 compression as an axis. labkit has additional names for ways to cut a model, and for bounded
 staleness.
 """

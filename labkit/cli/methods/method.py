@@ -31,7 +31,7 @@ SECTIONS = ("args", "raises", "returns", "attributes", "source")
 # One heading may name several sections. Examples are "Args:", "Args and source:", "Args, raises and
 # source:" and "Source:".
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
-_DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
+_DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Difference from the papers?:\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
 
 
@@ -72,7 +72,7 @@ def parse(text: str | None) -> Docstring:
     for line in cleaned.splitlines():
         if head := _heading(line):
             current, rest = head
-        elif line.startswith("Differs from") and not current:
+        elif line.startswith("Difference from") and not current:
             current, rest = ["source"], line
         elif not line.strip():
             current, rest = [], ""
@@ -80,7 +80,7 @@ def parse(text: str | None) -> Docstring:
             rest = line
         for section in current:
             sections[section] += f"{rest}\n"
-    # A zero byte, which occurs in no docstring, replaces the words "Differs from it".
+    # A zero byte, which occurs in no docstring, replaces the words "Difference from the paper".
     source, _, differs = _DIFFERS.sub("\0", _line(sections["source"])).partition("\0")
     return Docstring(_line(summary), _dollars(sections["args"]), source, differs)
 

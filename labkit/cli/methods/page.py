@@ -168,7 +168,7 @@ def _details(method: Method) -> Iterator[str]:
     source = _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", method.source)
     yield f"- Source: {source}"
     if method.differs:
-        yield f"- Differs from it: {method.differs}"
+        yield f"- Difference from the paper: {method.differs}"
 
 
 def _either(places: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ LONG = r"""Sends the greatest, \(k\) of them.
         InvalidInput: a ratio of zero.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication, 2017, arXiv
-    1704.05021. Differs from it: a sample of 128
+    1704.05021. Difference from the paper: a sample of 128
     elements.
     """
 SHORT = """The root ends with the sum: ⌈lg p⌉ rounds.
@@ -57,7 +57,8 @@ def test_a_short_docstring() -> None:
 
 def test_a_docstring_that_names_another() -> None:
     found = parse(
-        "Likewise.\n\n    Args, raises and source: as `tree`.\n    Differs from it: slow.\n"
+        "Likewise.\n\n    Args, raises and source: as `tree`.\n    "
+        "Difference from the paper: slow.\n"
     )
     assert (found.source_function, found.differs) == ("tree", "slow.")
     assert found.argument("size", ("size",)) == ""
@@ -65,7 +66,7 @@ def test_a_docstring_that_names_another() -> None:
 
 
 def test_a_differs_of_its_own_without_a_source() -> None:
-    assert parse("One.\n\n    Differs from it: no rollback.\n").differs == "no rollback."
+    assert parse("One.\n\n    Difference from the paper: no rollback.\n").differs == "no rollback."
 
 
 def test_no_docstring_says_nothing() -> None:
