@@ -33,7 +33,7 @@ ORDER = (
         "deployment",
         "worker",
     ),
-    *("figures", "report", "hosts", "cluster", "jobs", "gallery", "bench", "cli"),
+    *("figures", "report", "hosts", "cluster", "jobs", "bench", "cli"),
 )
 COLUMNS = ("modules", "lines", "code", "untyped", "ignores", "comments")
 FRAGMENT = 60  # a shorter module with one importer belongs into its importer

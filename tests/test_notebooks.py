@@ -18,7 +18,7 @@ from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
 from labkit.experiment import Experiment
-from labkit.gallery.check import check_notebook, check_specs
+from labkit.jobs.gallery.check import check_notebook, check_specs
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.common.errors import say
 from labkit.common.output import output_option
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.bench.timing import Row

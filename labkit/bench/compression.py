@@ -18,7 +18,8 @@ import numpy as np
 from labkit.bench.command import AS_JSON, TIMES, compressors, format_rows, write_rows
 from labkit.bench.timing import Row, head, spread
 from labkit.common.canonical_json import JSON
-from labkit.common.errors import InvalidInput, LabkitError, say
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 from labkit.communicator import launcher
 from labkit.compression import (
     COMPRESSORS,

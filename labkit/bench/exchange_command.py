@@ -12,7 +12,8 @@ from labkit.bench.command import AS_JSON, NETWORK, TIMES, format_rows, names, wr
 from labkit.bench.peers.peer_comparison import PeerComparison, validate_peers
 from labkit.bench.steps import WORD_CASES
 from labkit.bench.timing import Row
-from labkit.common.errors import InvalidInput, say
+from labkit.common.errors import InvalidInput
+from labkit.common.terminal import say
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.exchange import SCHEDULES
 

@@ -14,8 +14,9 @@ from labkit.bench.command import AS_JSON, TIMES, format_rows, names, write_rows
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON
-from labkit.common.errors import LabkitError, say
+from labkit.common.errors import LabkitError
 from labkit.common.nearest import lookup
+from labkit.common.terminal import say
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.strategies import TF_KINDS, TF_LOCAL, TFDistribute

@@ -24,9 +24,10 @@ from labkit.bench.command import AS_JSON, format_rows, sizes, write_rows
 from labkit.bench.linked_ranks import LEAD, LinkedProcesses, RankPair, connections, linked_ranks
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
-from labkit.common.errors import InvalidInput, LabkitError, say
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import refuse_unknown
 from labkit.common.quantities import bits_of
+from labkit.common.terminal import say
 from labkit.communicator.clock import WALL
 from labkit.frameworks.namespaces import FRAME, burst, class_of, require_tools
 from labkit.network import Network, finish_times

@@ -19,7 +19,8 @@ from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster, warm
 from labkit.cluster.start import Start
-from labkit.common.errors import InvalidInput, LabkitError, say
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 from labkit.experiment import Experiment
 from labkit.records.store import read_json
 from labkit.strategies import AllReduce

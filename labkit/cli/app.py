@@ -26,19 +26,11 @@ from labkit.cli.prestart import prestart
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
-from labkit.common.errors import (
-    DISK,
-    PATH,
-    InvalidInput,
-    LabkitError,
-    cannot_write,
-    one_line,
-    restart_in_utf8,
-    say,
-)
+from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.files import keep_bytecode
 from labkit.common.output import output_option
 from labkit.common.renamed import name_today
+from labkit.common.terminal import one_line, restart_in_utf8, say
 from labkit.records.endings import interruption_text, terminate
 
 if TYPE_CHECKING:

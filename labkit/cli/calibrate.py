@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from labkit.bench.command import compressors, numbers
-from labkit.common.errors import say
 from labkit.common.output import output_option
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor

@@ -10,7 +10,7 @@ import click
 
 from labkit.bench.command import numbers
 from labkit.cli.simulate import network_of
-from labkit.common.errors import say
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.forecast import Forecast

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from labkit.common.errors import InvalidInput, say
+from labkit.common.errors import InvalidInput
+from labkit.common.terminal import say
 from labkit.frameworks.environments import PEERS, SET_UP, find
 from labkit.frameworks.environments import setup as set_up
 from labkit.frameworks.tf_config import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from labkit.common.errors import say
 from labkit.common.output import check_output
+from labkit.common.terminal import say
 
 FOLDER = click.Path(path_type=Path)
 
@@ -56,8 +56,8 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
     of values in the file check.yaml of its folder. The command then compares the claims in the
     notebook's text with the tables, figures and records of the run.
     """
-    from labkit.gallery import gallery as write_gallery
-    from labkit.gallery import select_notebooks
+    from labkit.jobs.gallery import gallery as write_gallery
+    from labkit.jobs.gallery import select_notebooks
     from labkit.jobs.listing import displayed_path
     from labkit.records.endings import terminate
 
@@ -79,8 +79,8 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
     """Print the false claims of each notebook run, and return the number of runs with errors."""
-    from labkit.gallery.check import check_notebook, check_specs
-    from labkit.gallery.index_entry import execute_all
+    from labkit.jobs.gallery.check import check_notebook, check_specs
+    from labkit.jobs.gallery.index_entry import execute_all
 
     faulty = 0
     gallery_specs = check_specs(notebooks)

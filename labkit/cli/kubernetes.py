@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from labkit.cli.options import PARAMETER, OfNotebook, Target
-from labkit.common.errors import say
 from labkit.common.output import output_option
+from labkit.common.terminal import say
 
 
 @click.command(cls=OfNotebook)

@@ -7,8 +7,8 @@ import os
 import click
 
 from labkit.cli.sweep import FORCE
-from labkit.common.errors import say
 from labkit.common.machine import OVERSUBSCRIBE
+from labkit.common.terminal import say
 from labkit.common.units import bytes_text, plural
 
 COUNT = click.IntRange(1)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labkit.common.errors import InvalidInput, say
+from labkit.common.errors import InvalidInput
 from labkit.common.output import output_option
 from labkit.common.quantities import parse_bytes
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.network import Network

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.cli.options import OfNotebook, Target, complete_assignment, complete_parameter
-from labkit.common.errors import InvalidInput, say
+from labkit.common.errors import InvalidInput
 from labkit.common.quantities import parse_limit
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.jobs.sweep.sweep_plan import SweepPlan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from labkit.common.errors import LabkitError, say
+from labkit.common.errors import LabkitError
+from labkit.common.terminal import say
 
 
 @click.group()

@@ -16,11 +16,12 @@ from typing import TypedDict
 from labkit.cluster.lease import WARM, Lock, is_held, is_wanted
 from labkit.cluster.start import Start
 from labkit.common import imports
-from labkit.common.errors import InvalidInput, LabkitError, utf8_variables
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import bytecode_variables
 from labkit.common.html import card, pairs
 from labkit.common.machine import require_loopback
 from labkit.common.privacy import scrub
+from labkit.common.terminal import utf8_variables
 from labkit.common.units import plural
 from labkit.records.endings import End, describe_exit
 

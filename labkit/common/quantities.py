@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from numbers import Real
-from typing import Annotated, NamedTuple
-
-from pydantic import BeforeValidator, Field, ValidationInfo
+from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput, short
 
@@ -132,19 +130,3 @@ def _product(number: float, size: float) -> float:
     # For small units, the number is divided by 1e6 instead of multiplied by 1e-6, because a
     # division rounds only once: 50 / 1e6 == 5e-05 != 50 * 1e-6.
     return number * size if size >= 1 else number / round(1 / size)
-
-
-def _field(parse: Callable[[object, str], float]) -> BeforeValidator:
-    """Return a validator that parses texts with a unit; pydantic itself validates numbers."""
-
-    def parsed(value: object, info: ValidationInfo) -> object:
-        text = isinstance(value, str | bool)
-        return parse(value, info.field_name or "value") if text else value
-
-    return BeforeValidator(parsed)
-
-
-Seconds = Annotated[float, _field(parse_seconds), Field(ge=0, allow_inf_nan=False)]
-PositiveSeconds = Annotated[float, _field(parse_seconds), Field(gt=0, allow_inf_nan=False)]
-Bytes = Annotated[int, _field(parse_bytes), Field(gt=0)]
-BytesPerSecond = Annotated[float, _field(parse_rate), Field(gt=0, allow_inf_nan=False)]

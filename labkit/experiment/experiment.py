@@ -34,7 +34,7 @@ from labkit.experiment.display import brief, html_of
 from labkit.experiment.keras_names import check_names
 from labkit.experiment.virtual_clock import VirtualClock
 from labkit.network import Fault, Network, Slowdown
-from labkit.schedules.grid import GridLayer
+from labkit.schedules.grid_layers import GridLayer
 from labkit.strategies import STRATEGIES, AllReduce, ProgramStrategy, Strategy
 from labkit.strategies.validation import OPTIMIZERS, one_of
 

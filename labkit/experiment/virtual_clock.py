@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from labkit.common.quantities import PositiveSeconds, Seconds
+from labkit.common.quantity_fields import PositiveSeconds, Seconds
 from labkit.common.validated import Checked
 from labkit.network import ComputeTime
 

@@ -12,7 +12,7 @@ from labkit.forecast.calibration import LayerCost, Provenance, StepCost
 from labkit.forecast.neighbours import Group, link_bytes, link_bytes_of_groups, typical_interval
 from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
 from labkit.forecast.workers import expected_maximum, group_ranks, slowest
-from labkit.schedules.grid import Grid, crossing, owned_boxes
+from labkit.schedules.grid_layers import Grid, crossing, owned_boxes
 
 # Layer classes that can be divided. Each pair is the index of the weight that limits the number of
 # slices, and the limiting dimension of this weight.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.schedules import boundaries
-from labkit.schedules.grid import Boxes, Crossing
+from labkit.schedules.grid_layers import Boxes, Crossing
 
 if TYPE_CHECKING:
     from mpi4py import MPI

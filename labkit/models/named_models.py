@@ -28,7 +28,7 @@ from labkit.models.networks import (
     rnn,
     transformer,
 )
-from labkit.schedules.grid import GridLayer
+from labkit.schedules.grid_layers import GridLayer
 
 if TYPE_CHECKING:
     import keras

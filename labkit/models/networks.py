@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import Count, Options
 from labkit.datasets import Shapes
-from labkit.schedules.grid import GridLayer, Shape, window
+from labkit.schedules.grid_layers import GridLayer, Shape, window
 
 if TYPE_CHECKING:
     import keras

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from labkit.common.quantities import Seconds
+from labkit.common.quantity_fields import Seconds
 from labkit.common.validated import Checked
 
 _MOST = 2**64 - 1

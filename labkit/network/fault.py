@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from labkit.common.quantities import PositiveSeconds
+from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.validated import Checked
 
 # For each kind of fault, the fields that apply to it, with their defaults.

@@ -21,7 +21,7 @@ from labkit import schedules
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.nearest import listed
-from labkit.common.quantities import BytesPerSecond, Seconds
+from labkit.common.quantity_fields import BytesPerSecond, Seconds
 from labkit.common.units import seconds_text
 from labkit.common.validated import Checked
 from labkit.network.compute_time import uniform

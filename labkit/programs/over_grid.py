@@ -12,16 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.grid import GridMachine, extent, planes_of
-from labkit.model_parallel.grid import cut as pieces_of
 from labkit.model_parallel.messages import Batch
 from labkit.model_parallel.stages import Stage
 from labkit.model_parallel.stages.stage import Loss, Targets
+from labkit.model_parallel.tiles import GridMachine, extent, planes_of
+from labkit.model_parallel.tiles import cut as pieces_of
 from labkit.programs.actions import Gradient, Passed, Place, Vector
 from labkit.programs.cut_replica import CutReplicas, cache_latest_batch
 from labkit.programs.replica import Batches
 from labkit.programs.roles import Pass, ServerPieces, placed
-from labkit.schedules.grid import Grid, first_trained_layer, validate_grid
+from labkit.schedules.grid_layers import Grid, first_trained_layer, validate_grid
 
 
 @dataclass

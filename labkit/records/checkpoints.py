@@ -16,7 +16,8 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from labkit.common.canonical_json import JSON, SCHEMA
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import open_file
-from labkit.common.quantities import PositiveSeconds, parse_seconds
+from labkit.common.quantities import parse_seconds
+from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.state import decoding
 from labkit.common.validated import Checked
 from labkit.records import store

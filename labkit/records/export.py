@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
 from labkit.common.canonical_json import JSON, is_number
-from labkit.common.errors import InvalidInput, LabkitError, cannot_write, plain
+from labkit.common.errors import InvalidInput, LabkitError, cannot_write
 from labkit.common.files import make_folder, open_file
 from labkit.common.imports import optional
 from labkit.common.privacy import scrub
+from labkit.common.terminal import plain
 from labkit.records.run import Run, flatten, to_dataframe, verdict
 from labkit.records.store import Record, write_atomically
 from labkit.records.timed_steps import with_end_times

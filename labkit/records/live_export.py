@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from labkit.common.errors import InvalidInput, LabkitError, one_line, say
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import one_line, say
 from labkit.records import store
 from labkit.records.export import (
     MlflowStore,

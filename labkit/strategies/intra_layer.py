@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.forecast import Query, StepForecast, of_grid, of_tensor_parallel
 from labkit.model_parallel.memory import by_kind, unique_nbytes
-from labkit.schedules.grid import Grid, squarest_grid, validate_grid
+from labkit.schedules.grid_layers import Grid, squarest_grid, validate_grid
 from labkit.strategies.pipeline_rank import all_ranks_finite
 from labkit.strategies.strategy import (
     Batch,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from labkit.communicator import Communicator
     from labkit.model_parallel.functional import Nest
-    from labkit.model_parallel.grid import GridPart
     from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.tensor import Sliced
+    from labkit.model_parallel.tiles import GridPart
     from labkit.model_parallel.weights import Share
 
 
@@ -456,7 +456,7 @@ class SpatialParallel(IntraLayer):
 
     def share(self, model: keras.Model, replica: Communicator) -> GridPart:
         """Return the tiles and units of this machine."""
-        from labkit.model_parallel.grid import GridPart
+        from labkit.model_parallel.tiles import GridPart
 
         return GridPart(model, replica, self.grid_of(replica.size), self.resolved(replica))
 

@@ -35,7 +35,7 @@ from labkit.programs import (
     whole_replica_program,
 )
 from labkit.programs.actions import Action, Gradient, Vector
-from labkit.schedules.grid import Grid, validate_grid
+from labkit.schedules.grid_layers import Grid, validate_grid
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.validation import (

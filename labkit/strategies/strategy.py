@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.weights import WeightShard
     from labkit.network import Network, Slowdown
     from labkit.programs import Program, Roles, ServerPieces
-    from labkit.schedules.grid import Grid, GridLayer
+    from labkit.schedules.grid_layers import Grid, GridLayer
 
 # A batch is an array or tensor, or a nested structure of them, with one row per sample. A batch
 # contains the inputs or the outputs of a Keras model.

@@ -21,8 +21,9 @@ import click
 
 from labkit.bench.command import AS_JSON, names, show_rows
 from labkit.bench.timing import Row
-from labkit.common.errors import LabkitError, say
+from labkit.common.errors import LabkitError
 from labkit.common.nearest import refuse_unknown
+from labkit.common.terminal import say
 from tests.acceptance.command_under_test import LEFT, CommandUnderTest, wait_for
 
 Act: TypeAlias = Callable[[CommandUnderTest], None]

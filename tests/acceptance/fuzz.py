@@ -16,8 +16,9 @@ import click
 
 from labkit.bench.command import AS_JSON, show_rows, write_rows
 from labkit.cli.app import app
-from labkit.common.errors import LabkitError, plain, say, short
+from labkit.common.errors import LabkitError, short
 from labkit.common.imports import optional
+from labkit.common.terminal import plain, say
 from labkit.records import store
 from tests.acceptance.odd_records import measure as measure_readers
 from tests.acceptance.odd_values import NASTY, NOTEBOOK

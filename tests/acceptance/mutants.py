@@ -19,8 +19,9 @@ import click
 
 from labkit.bench.command import AS_JSON, format_rows, names, write_rows
 from labkit.bench.timing import Row
-from labkit.common.errors import InvalidInput, LabkitError, say
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import listed
+from labkit.common.terminal import say
 from tests.acceptance.mutations import Mutant, mutants
 from tests.acceptance.repository import ROOT
 

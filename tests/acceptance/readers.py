@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from labkit.common.errors import LabkitError, plain, short
+from labkit.common.errors import LabkitError, short
+from labkit.common.terminal import plain
 
 GOOD = "b"  # name of the valid run that each reader must find
 MEMORY = 6 << 30  # bytes of memory that a reader may map, including Python
@@ -129,8 +130,8 @@ def _panel() -> str:
 
 
 def _gallery() -> str:
-    from labkit.gallery import write_index, write_page
-    from labkit.gallery.index_entry import latest_result
+    from labkit.jobs.gallery import write_index, write_page
+    from labkit.jobs.gallery.index_entry import latest_result
     from labkit.jobs.notebook import JobResult
 
     notebook, job = Path("n.ipynb"), Path("runs/job")

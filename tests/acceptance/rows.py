@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.bench.command import format_value, save_rows
-from labkit.common.errors import say
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.bench.timing import Row

@@ -10,7 +10,7 @@ import pytest
 from sample_runs import output, write_job, write_run
 
 from labkit.figures import compare
-from labkit.gallery import write_index, write_page
+from labkit.jobs.gallery import write_index, write_page
 from labkit.jobs.notebook import JobResult
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.common import errors
+from labkit.common import terminal
 
 POSIX = {
     "LC_ALL": "C",
@@ -58,6 +58,6 @@ def test_a_notebook_prints_and_fails_in_its_own_words() -> None:
 def test_variables_are_set_where_text_is_not_utf8(
     monkeypatch: pytest.MonkeyPatch, encoding: str, output: str, needed: bool
 ) -> None:
-    monkeypatch.setattr(errors.locale, "getpreferredencoding", lambda _: encoding)
+    monkeypatch.setattr(terminal.locale, "getpreferredencoding", lambda _: encoding)
     monkeypatch.setenv("PYTHONIOENCODING", output)
-    assert bool(errors.utf8_variables()) == needed
+    assert bool(terminal.utf8_variables()) == needed

@@ -14,10 +14,10 @@ from labkit.common.errors import InvalidInput
 CELLS = """
 from IPython.core.interactiveshell import InteractiveShell
 from labkit import Experiment
-from labkit.cluster import fault_magic
+from labkit.cluster import magic
 shell = InteractiveShell.instance()
-fault_magic.register()
-shell.user_ns |= {"Experiment": Experiment, "planted": fault_magic.with_injected_faults}
+magic.register_fault_magic()
+shell.user_ns |= {"Experiment": Experiment, "planted": magic.with_injected_faults}
 cell = "x = planted(Experiment(workers=3))\\nx.faults[0].kind, x.faults[0].seconds"
 told = shell.run_cell("%%fault rank=2 step=1 kind=pause seconds=0.5\\n" + cell)
 assert told.result == ("pause", 0.5), told

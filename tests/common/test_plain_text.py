@@ -14,7 +14,7 @@ from sample_runs import write_run
 
 import labkit
 from labkit.cli.app import app
-from labkit.common.errors import plain
+from labkit.common.terminal import plain
 from labkit.records.store import JSON
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

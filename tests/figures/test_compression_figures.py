@@ -29,7 +29,7 @@ from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.analysis.costs import MEASURES, front, spending
+from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.compressors import baseline_of, method
 from labkit.records.run import Run
 from labkit.records.step_costs import MethodCost, prediction_errors, step_costs, winners

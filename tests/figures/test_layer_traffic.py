@@ -15,7 +15,7 @@ from labkit.figures import grid_traffic, layer_traffic
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.store import write_table
-from labkit.schedules.grid import GridLayer, crossing, window
+from labkit.schedules.grid_layers import GridLayer, crossing, window
 from labkit.strategies import SpatialParallel
 
 

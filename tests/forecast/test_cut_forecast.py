@@ -20,7 +20,7 @@ from labkit.forecast import (
     model_of,
 )
 from labkit.forecast.slices import SliceWork, sliced
-from labkit.schedules.grid import crossing
+from labkit.schedules.grid_layers import crossing
 
 WIDTH, ROWS = 100, 24
 FAST = lk.Network(latency=1e-3, bandwidth=1e6)

@@ -12,8 +12,8 @@ from sample_runs import experiment, metrics
 from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
 from labkit.records import store
-from labkit.records.analysis.costs import to_target
 from labkit.records.analysis.curves import epoch_results, loss_curve
+from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 from labkit.records.run_metrics import RankResult, Verdict, WholeResult, summarise
 from labkit.records.timed_steps import is_asynchronous, with_end_times

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.grid import (
+from labkit.schedules.grid_layers import (
     Grid,
     GridLayer,
     allowed_grids,

@@ -24,7 +24,7 @@ from labkit import (
 from labkit.common.errors import InvalidInput
 from labkit.experiment import VirtualClock
 from labkit.programs import Message, Program, Receive, Roles, Send, placed, whole_replica_program
-from labkit.schedules.grid import crossing
+from labkit.schedules.grid_layers import crossing
 
 LAW = ComputeTime(0.1, distribution="lognormal")
 WAYS: list[Any] = [

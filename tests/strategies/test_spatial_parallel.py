@@ -11,7 +11,7 @@ import pytest
 
 from labkit import Cluster, Experiment, InvalidInput, Run, SpatialParallel
 from labkit.figures import grid_traffic, rank_table
-from labkit.schedules.grid import crossing
+from labkit.schedules.grid_layers import crossing
 
 SMALL: dict[str, Any] = {
     "model": "locally_connected",

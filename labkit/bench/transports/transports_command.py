@@ -11,7 +11,7 @@ from labkit.bench.command import AS_JSON, TIMES, format_rows, names, sizes, writ
 from labkit.bench.timing import Row
 from labkit.bench.transports import measuring
 from labkit.bench.transports.starting import GRPC, LOOPBACK, PLACES, WITHIN, predict
-from labkit.common.errors import say
+from labkit.common.terminal import say
 from labkit.common.units import bytes_text
 
 FOUR = 2**22  # 4 MiB in bytes

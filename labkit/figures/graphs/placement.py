@@ -30,7 +30,7 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     """Return a row for each matrix size: times on host and device, with and without copies.
 
     Args:
-        rows: Measured times of products and copies, from `labkit.worker.devices.Examined.speeds`.
+        rows: Measured times of products and copies, from `labkit.worker.devices.speeds_of`.
 
     Returns:
         A table with the size n of n × n matrices. host_ms and device_ms are the times of one

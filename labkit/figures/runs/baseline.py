@@ -9,7 +9,7 @@ import pandas as pd
 
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import Markdown, completed_entries
-from labkit.records.analysis.costs import (
+from labkit.records.analysis.spending import (
     LAST_STEPS,
     PERSISTENT_MEMORY,
     loss_scales,

@@ -12,7 +12,7 @@ from labkit.figures.kit.entries import Finding, Markdown, lines, sentences
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.kit.sheet import sheet
-from labkit.records.analysis.costs import compare_faults
+from labkit.records.analysis.spending import compare_faults
 from labkit.records.run import Run
 
 Pairs = Mapping[str, tuple[Run, Run | None]]  # per strategy: (run without faults, with faults)

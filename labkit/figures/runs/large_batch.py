@@ -22,7 +22,7 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.marks import line_with_band, points
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
-from labkit.records.analysis.costs import to_target
+from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 from labkit.records.verdict import completed_seeds
 

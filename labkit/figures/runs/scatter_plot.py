@@ -22,7 +22,7 @@ from labkit.records.analysis.columns import (
     sorted_values,
     values_of,
 )
-from labkit.records.analysis.costs import MEASURES, front, spending
+from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.run import Run
 
 # An axis is logarithmic if its greatest value is at least this multiple of its least value.

@@ -15,8 +15,8 @@ from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Finding, Markdown, RunEntry, sentences, settings
 from labkit.figures.runs import speed
 from labkit.records.analysis.columns import parameters, plain_parameters, seed_range
-from labkit.records.analysis.costs import MEASURES, front, spending, steps_of
 from labkit.records.analysis.scaling import scalings
+from labkit.records.analysis.spending import MEASURES, front, spending, steps_of
 from labkit.records.run import Run, logged_results, verdict
 from labkit.records.verdict import accuracies, completed_seeds, judge
 

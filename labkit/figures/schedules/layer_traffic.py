@@ -17,7 +17,14 @@ from labkit.figures.kit.marks import bars, cells, fade_to, matrix_panel, rule
 from labkit.figures.kit.panels import PLOT, Panel, Trace, lanes_axis
 from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
-from labkit.schedules.grid import Crossing, Grid, GridLayer, crossing, owned_boxes, validate_grid
+from labkit.schedules.grid_layers import (
+    Crossing,
+    Grid,
+    GridLayer,
+    crossing,
+    owned_boxes,
+    validate_grid,
+)
 from labkit.schedules.round import Integers
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self, TextIO
 
-from labkit.common.errors import plain
+from labkit.common.terminal import plain
 from labkit.common.units import duration_text
 from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.records.endings import Terminated, interruption_text

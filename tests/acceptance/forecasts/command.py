@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from labkit.bench.command import AS_JSON, show_rows
-from labkit.common.errors import InvalidInput, LabkitError, say
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.output import output_option
+from labkit.common.terminal import say
 from tests.acceptance.forecasts.campaign import measure
 from tests.acceptance.forecasts.comparison import compared, summary, verify, worst
 from tests.acceptance.forecasts.predictions import known

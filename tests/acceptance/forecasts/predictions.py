@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.bench.calibration_runs import calibrate
 from labkit.bench.timing import Row, head
-from labkit.common.errors import say
+from labkit.common.terminal import say
 from labkit.forecast import Calibration
 from labkit.forecast.calibration_store import merged
 from tests.acceptance.forecasts.settings import ROWS, STEPS, Setting, calibrated

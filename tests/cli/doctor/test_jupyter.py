@@ -14,7 +14,7 @@ from labkit.cli.doctor import programs
 
 
 def test_a_renderer_that_plotly_does_not_know_is_broken() -> None:
-    script = "from labkit.cli.doctor import jupyter; print(next(jupyter.plotly()).line)"
+    script = "from labkit.cli.doctor import programs; print(next(programs.plotly()).line)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PLOTLY_RENDERER": "crayon"},

@@ -11,7 +11,7 @@ import pytest
 
 from labkit import datasets, models
 from labkit.common.errors import InvalidInput
-from labkit.schedules.grid import GridLayer
+from labkit.schedules.grid_layers import GridLayer
 
 random = np.random.default_rng(0)
 
@@ -93,7 +93,7 @@ def test_planes_are_those_of_the_model_that_keras_builds(
 ) -> None:
     import keras
 
-    from labkit.model_parallel.grid import cut
+    from labkit.model_parallel.tiles import cut
 
     keras.backend.clear_session()  # Keras then numbers the names of layers from the start
     shapes = datasets.check("digits", {})
@@ -122,7 +122,7 @@ def test_planes_are_those_of_the_model_that_keras_builds(
 def test_what_cannot_be_cut_is_refused(layers: str) -> None:
     import keras
 
-    from labkit.model_parallel.grid import cut
+    from labkit.model_parallel.tiles import cut
     from labkit.models.unshared import LocallyConnected2D
 
     known = vars(keras.layers) | {"LocallyConnected2D": LocallyConnected2D}
@@ -135,7 +135,7 @@ def test_branches_and_inputs_of_an_unknown_size_are_refused() -> None:
     import keras
     from keras.layers import Add, Dense
 
-    from labkit.model_parallel.grid import cut
+    from labkit.model_parallel.tiles import cut
 
     inputs = keras.Input((6,))
     shared = Dense(6)

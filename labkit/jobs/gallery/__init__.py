@@ -10,7 +10,7 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
-from labkit.gallery.index_entry import GallerySpec, IndexEntry, execute_all, latest_result
+from labkit.jobs.gallery.index_entry import GallerySpec, IndexEntry, execute_all, latest_result
 from labkit.jobs.listing import elapsed
 from labkit.jobs.notebook import JobResult
 from labkit.records import store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.gallery.check import RULES, contradictions
+from labkit.jobs.gallery.check import RULES, contradictions
 
 # Each entry has a true sentence of a gallery notebook, and a replacement that makes it false.
 PLANTED = [

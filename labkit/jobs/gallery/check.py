@@ -14,10 +14,10 @@ from typing import NamedTuple
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
-from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.index_entry import GallerySpec, outputs
 from labkit.jobs import cells
 from labkit.jobs.cells import NotebookCell
+from labkit.jobs.gallery.evidence import Evidence, Number, numbers
+from labkit.jobs.gallery.index_entry import GallerySpec, outputs
 from labkit.jobs.parameters import Values, declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
 from labkit.records.store import Record
@@ -287,7 +287,7 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
        the run. A number that compares two values may also be the ratio of two numbers in a table,
        a figure or a record of the run.
     3. The conclusion of each sentence follows from the numbers in the sentence (see
-       `labkit.gallery.check`).
+       `labkit.jobs.gallery.check`).
 
     Whole numbers without a unit are counts or names; only the rule about conclusions applies to
     them.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit.gallery.check import check_specs, measured_numbers, outdated_defaults
 from labkit.jobs import cells
 from labkit.jobs.cells import NotebookCell
+from labkit.jobs.gallery.check import check_specs, measured_numbers, outdated_defaults
 from labkit.jobs.parameters import declared, known_values, validate_values
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from labkit.common.canonical_json import JSON
-from labkit.gallery.index_entry import PLOTLY, Output
+from labkit.jobs.gallery.index_entry import PLOTLY, Output
 from labkit.records.store import Record
 from labkit.records.verdict import CONFIDENCE, accuracies, arrivals, judge_runs
 
 if TYPE_CHECKING:
     from labkit.records.run import Run
+
 
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 

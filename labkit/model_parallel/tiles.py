@@ -19,7 +19,7 @@ from labkit.model_parallel.stages.footprint import weights
 from labkit.model_parallel.tensor import Link
 from labkit.model_parallel.weights import Place, Share, WeightShard
 from labkit.models.unshared import LocallyConnected2D
-from labkit.schedules.grid import (
+from labkit.schedules.grid_layers import (
     Grid,
     GridLayer,
     Shape,

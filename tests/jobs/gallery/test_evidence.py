@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 import pytest
 from sample_runs import write_run
 
-from labkit.gallery.check import check_notebook
-from labkit.gallery.evidence import numbers
-from labkit.gallery.index_entry import GallerySpec
+from labkit.jobs.gallery.check import check_notebook
+from labkit.jobs.gallery.evidence import numbers
+from labkit.jobs.gallery.index_entry import GallerySpec
 from labkit.records.run import Run
 
 TABLE = pd.DataFrame(

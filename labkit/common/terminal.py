@@ -1,0 +1,60 @@
+"""What commands print on the terminal."""
+
+from __future__ import annotations
+
+import codecs
+import locale
+import os
+import re
+import sys
+
+LONGEST = 1_500  # maximum characters of a message; most messages have a few hundred
+
+
+# `_STEERING` matches three groups of characters: control characters except tab and newline, marks
+# that change the text direction, and surrogates. Surrogates represent bytes of file names that are
+# not UTF-8.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    r"""Return text with escaped control characters: ESC becomes the four characters `\x1b`."""
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a text into one line, and replace the middle of a very long text by "…"."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
+
+
+def utf8_variables() -> dict[str, str]:
+    """Return environment variables that make Python use UTF-8; {} if Python already uses it.
+
+    In a POSIX locale, Python may encode file names, arguments and output as ASCII.
+    """
+    output = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
+    encodings = (locale.getpreferredencoding(False), output or "utf-8")
+    if {_encoding(encoding) for encoding in encodings} == {"utf-8"}:
+        return {}
+    return {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
+
+
+def _encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return name
+
+
+def restart_in_utf8() -> None:
+    """Restart this command with UTF-8 if the locale makes Python encode text as ASCII."""
+    if (variables := utf8_variables()) and not sys.flags.ignore_environment:
+        os.execve(sys.executable, sys.orig_argv, os.environ | variables)
+
+
+def say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Write text to stdout (with `err`: to stderr), with control characters escaped."""
+    import click  # click is imported here because only the command line needs it
+
+    click.echo(plain(text), err=err, nl=nl)
