@@ -15,7 +15,7 @@ from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
-from labkit.common.nearest import lookup
+from labkit.common.options import lookup
 from labkit.common.terminal import say
 from labkit.experiment import Experiment
 from labkit.network import Network

@@ -21,8 +21,8 @@ from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
-from labkit.cli.options import PARAMETER, OfNotebook, Target, experiment_of, place, placed
 from labkit.cli.prestart import prestart
+from labkit.cli.shared_options import PARAMETER, OfNotebook, Target, experiment_of, place, placed
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed

@@ -77,7 +77,7 @@ def calibrate(
     """
     from labkit.bench.calibration_runs import calibrate as measure
     from labkit.bench.compression import without_fields
-    from labkit.cli.options import experiment_named
+    from labkit.cli.shared_options import experiment_named
     from labkit.forecast import Calibration
     from labkit.forecast.calibration_store import local_calibration
     from labkit.jobs.listing import displayed_path

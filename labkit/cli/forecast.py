@@ -86,7 +86,7 @@ def forecast(
     labkit forecast mlp -p dataset mnist -p strategy '{name: AllReduce, schedule: overlap}'
     --network 10GbE
     """
-    from labkit.cli.options import experiment_named
+    from labkit.cli.shared_options import experiment_named
     from labkit.jobs.listing import table
 
     spec = experiment_named(experiment, dict(fields))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from labkit.cli.options import PARAMETER, OfNotebook, Target
+from labkit.cli.shared_options import PARAMETER, OfNotebook, Target
 from labkit.common.output import output_option
 from labkit.common.terminal import say
 

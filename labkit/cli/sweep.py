@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.cli.options import OfNotebook, Target, complete_assignment, complete_parameter
+from labkit.cli.shared_options import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say

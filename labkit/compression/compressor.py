@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import lookup
+from labkit.common.options import lookup
 from labkit.common.validated import Checked
 
 if TYPE_CHECKING:

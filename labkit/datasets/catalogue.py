@@ -11,7 +11,7 @@ from pydantic import Field
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.nearest import lookup, parse
+from labkit.common.options import lookup, parse
 from labkit.datasets import user_data
 from labkit.datasets.dataset import (
     Array,

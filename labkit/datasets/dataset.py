@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.nearest import Count, Options
+from labkit.common.options import Count, Options
 
 
 @dataclass(frozen=True)

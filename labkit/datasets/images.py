@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.imports import optional
-from labkit.common.nearest import Options
+from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays, DataFile, DatasetSpec, always, images
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import Count
+from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # default number of training rows

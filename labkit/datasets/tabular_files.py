@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import Options
+from labkit.common.options import Options
 from labkit.datasets.dataset import (
     FEW_CLASSES,
     Array,

@@ -19,7 +19,7 @@ from pydantic import (
 from labkit import datasets, models
 from labkit.common.canonical_json import JSON, SCHEMA, as_json, digest, label_of
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import lookup
+from labkit.common.options import lookup
 from labkit.common.rows import IID, concentration
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection

@@ -121,10 +121,6 @@ def main(host: Specification) -> None:
         shutil.rmtree(folder.name, ignore_errors=True, dir_fd=parent)
 
 
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-
-
 KINDS = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
@@ -197,3 +193,7 @@ class HostNamespaces:
             (self._first or self._process).kill()
         # The kernel reports the end of the first process only after all other processes have ended.
         self._process.wait()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -335,10 +335,6 @@ def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
-
-
 # MIME type of outputs of `sb.glue`, which contain a name and data.
 SCRAP = "application/scrapbook.scrap."
 RECORD = "application/papermill.record+json"  # MIME type of outputs of `papermill.record`
@@ -368,3 +364,7 @@ def scraps(outputs: Iterator[dict[str, JSON]]) -> Iterator[tuple[str, JSON]]:
                 yield from payload.items()
             elif kind.startswith(SCRAP) and isinstance(payload, dict):
                 yield str(payload.get("name")), payload.get("data")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

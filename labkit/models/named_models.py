@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import Options, lookup, parse
+from labkit.common.options import Options, lookup, parse
 from labkit.datasets import Dataset, Shapes
 from labkit.models.networks import (
     CnnOptions,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import Count, Options
+from labkit.common.options import Count, Options
 from labkit.datasets import Shapes
 from labkit.schedules.grid_layers import GridLayer, Shape, window
 

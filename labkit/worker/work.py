@@ -231,6 +231,7 @@ def _whole(
 
 def prepare() -> None:
     """Import the modules that training needs and collect garbage, so that a first run is fast."""
+    import labkit.worker.session  # noqa: F401 - imports all modules that training needs
     from labkit.worker.rank_state import leave_modules
 
     leave_modules()

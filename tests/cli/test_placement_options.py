@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from labkit.cli.options import place
+from labkit.cli.shared_options import place
 from labkit.cluster.start import TOLERANT, VARIABLES, Start
 from labkit.common.errors import InvalidInput
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import labkit as lk
-from labkit.cli.options import experiment_of
+from labkit.cli.shared_options import experiment_of
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import (
     UnknownArgument,

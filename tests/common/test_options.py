@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import Count, Options, lookup, parse
+from labkit.common.options import Count, Options, lookup, parse
 
 
 class Oven(Options):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import labkit as lk
 from labkit.cli.app import app
-from labkit.cli.options import experiment_of
+from labkit.cli.shared_options import experiment_of
 from labkit.common import renamed as common_renamed
 from labkit.common.errors import InvalidInput
 from labkit.common.renamed import CLASSES, OPTIONS, rename_classes

@@ -99,7 +99,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
     code = scripts()
     # The index template includes the HTML head of reports, so the packages `gallery` and `report`
     # both provide templates.
-    places = [PackageLoader(f"labkit.{package}", ".") for package in ("gallery", "report")]
+    places = [PackageLoader(f"labkit.{package}", ".") for package in ("jobs.gallery", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()
     page = environment.get_template("index.html").render(

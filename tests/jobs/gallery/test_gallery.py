@@ -113,7 +113,7 @@ def test_check_holds_each_set_of_values_and_finds_a_false_sentence(site: Path) -
 @pytest.mark.slow
 def test_the_words_of_the_tour_follow_from_its_numbers(tmp_path: Path) -> None:
     """Check the tour with one set of parameters; the test above shows that all sets are run."""
-    shutil.copy(Path(__file__).parents[2] / "notebooks" / "tour.ipynb", tmp_path)
+    shutil.copy(Path(__file__).parents[3] / "notebooks" / "tour.ipynb", tmp_path)
     (tmp_path / "check.yaml").write_text("tour:\n  - {epochs: 2}\n")
     result = gallery(tmp_path, "--check")
     assert result.exit_code == 0, result.output

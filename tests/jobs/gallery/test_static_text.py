@@ -11,7 +11,7 @@ from labkit.jobs.cells import NotebookCell
 from labkit.jobs.gallery.check import check_specs, measured_numbers, outdated_defaults
 from labkit.jobs.parameters import declared, known_values, validate_values
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])

@@ -88,10 +88,10 @@ def test_a_sweep_whose_process_is_gone_was_interrupted(plan: SweepPlan) -> None:
         ('{"schema": 99}', "update labkit"),
         ('{"schema": 1}', "not the record of a sweep"),
         ('{"schema": 1, "state": "odd", "members": []}', "not the record of a sweep"),
-        ('{"schema": 1, "state": "failed", "members": [1]}', "values by name"),
+        ('{"schema": 1, "state": "failed", "members": [1]}', "a mapping of values"),
         (
             '{"schema": 1, "state": "failed", "members": [{"values": 1}]}',
-            "values by name",
+            "a mapping of values",
         ),
         ('{"schema": 1, "state": "failed", "members": [], "jobs": "x"}', "jobs is 'x'"),
         (
