@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ipykernel.ipkernel import IPythonKernel
     from ipywidgets import Widget
 
-    from labkit.cluster.run_progress import LivePanel
+    from labkit.cluster.panel import LivePanel
 
 
 Receive: TypeAlias = "Callable[[list[zmq.Frame]], Awaitable[None]]"
@@ -161,7 +161,7 @@ class RunHandle:
 
     def panel(self) -> Widget:
         """Return the progress panel as a widget, which is also shown below a cell's RunHandle."""
-        from labkit.cluster.run_progress import LivePanel
+        from labkit.cluster.panel import LivePanel
 
         with self._drawing:
             if self._panel is None:

@@ -181,7 +181,7 @@ class Form:
     def __init__(self, notebook: Path, root: Path) -> None:
         import ipywidgets
 
-        from labkit.common.html import button
+        from labkit.common.widgets import button
 
         self.notebook, self.root = notebook, root
         self._known = parameters.declared(notebook)
@@ -294,8 +294,8 @@ class Form:
         self.report.disabled = False
 
     def _progress(self, job: Path, elapsed: float) -> None:
-        from labkit.common.html import meter, status
         from labkit.common.units import duration_text
+        from labkit.common.widgets import meter, status
 
         done, total = _cells(job)
         share = done / total if total else None
@@ -321,7 +321,7 @@ class Form:
             self._show_status(f"no report: {_line(error)}")
 
     def _show_status(self, text: str) -> None:
-        from labkit.common.html import status
+        from labkit.common.widgets import status
 
         self._status.value = status(text)
 

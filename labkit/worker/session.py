@@ -224,7 +224,7 @@ class TrainingSession(RankState):
         import cloudpickle
 
         from labkit.frameworks.child import Child
-        from labkit.worker.exported import TrainingTask
+        from labkit.worker.external_training import TrainingTask
 
         # Metrics are not sent to the child process, because they have variables. Unpickling
         # variables would start TensorFlow before the child process creates its strategy.

@@ -14,7 +14,7 @@ import numpy as np
 from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
-from labkit.worker.exported import TrainingTask
+from labkit.worker.external_training import TrainingTask
 
 if TYPE_CHECKING:
     import keras

@@ -8,7 +8,8 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit.cluster import RankError
-from labkit.cluster.run_progress import LivePanel, RunProgress
+from labkit.cluster.panel import LivePanel
+from labkit.cluster.run_progress import RunProgress
 from labkit.records import store
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from labkit import datasets, models
 from labkit.common.errors import InvalidInput
-from labkit.deployment.prune import Prune, kernels, smallest
+from labkit.deployment.magnitude import kernels, smallest
+from labkit.deployment.prune import Prune
 
 DATA = datasets.load("digits", rows=256, test_rows=64)
 
@@ -100,7 +101,7 @@ def test_masked_weights_stay_zero_through_training_and_the_others_learn() -> Non
 def test_gradual_pruning_follows_the_cubic_and_reaches_its_target() -> None:
     import keras
 
-    from labkit.deployment.prune import GradualPruning
+    from labkit.deployment.gradual import GradualPruning
 
     trained = model()
     seen = []
@@ -138,7 +139,7 @@ def test_gradual_prune_ends_at_its_sparsity() -> None:
 
 
 def test_impossible_prunings_are_refused() -> None:
-    from labkit.deployment.prune import GradualPruning
+    from labkit.deployment.gradual import GradualPruning
 
     with pytest.raises(InvalidInput, match=r"sparsity=1\.0 is impossible.*less than 1"):
         Prune(sparsity=1.0)

@@ -25,7 +25,7 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.marks import line_over_band, line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
-from labkit.figures.runs.speed import (
+from labkit.figures.runs.accuracy import (
     PERCENT,
     accuracy_finding,
     accuracy_table,

@@ -21,7 +21,12 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
-from labkit.figures.runs.speed import accuracy_finding, accuracy_table, is_better, list_accuracies
+from labkit.figures.runs.accuracy import (
+    accuracy_finding,
+    accuracy_table,
+    is_better,
+    list_accuracies,
+)
 from labkit.figures.runs.staleness import PLAIN, correction_text, staleness_of, way_of
 from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
