@@ -30,10 +30,13 @@ def sentences(text: str) -> list[str]:
     """Split a text into sentences; each entry of a list is a separate sentence."""
     lines = re.sub(r"(?m)^\s*(?:>>>|\.\.\.).*$", "", text)
     lines = _DIAGRAM.sub("", lines)
+    lines = lines.replace("<br>", "\f")  # a line break of a figure's text
     lines = re.sub(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\w+(?:, \w+)*: ))", "\f", lines)
     parts = [" ".join(part.split()) for part in lines.split("\f")]
     found = [sentence for part in parts for sentence in _END.split(part)]
-    return [each for each in found if len(re.findall(r"[A-Za-z]{2,}", each)) >= SHORTEST]
+    # A text that begins with punctuation is the end of a sentence that another text begins.
+    whole = [each for each in found if each and each[0] not in ",;:.)"]
+    return [each for each in whole if len(re.findall(r"[A-Za-z]{2,}", each)) >= SHORTEST]
 
 
 def documented(tree: ast.AST) -> Iterator[str]:

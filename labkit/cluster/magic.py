@@ -1,4 +1,4 @@
-"""The cell magic %%ranks: it runs a notebook cell on all ranks until a rank fails."""
+"""Cell magics: %%ranks runs a notebook cell on all ranks, and %%fault injects a fault into a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles that give access to a running experiment's history rows, result and progress panel.
+"""Handles of running experiments: history rows, result, messages, and the last experiment.
 
 The module also answers messages of the Jupyter front end while a cell blocks the kernel.
 

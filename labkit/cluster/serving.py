@@ -1,4 +1,4 @@
-"""Measurement of inference by data, pipeline and tensor parallelism over emulated networks."""
+"""Measurement of inference on ranks, and the replay of a recorded run on the virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan that assigns data rows to ranks and steps; every rank computes the whole plan."""
+"""Plans that assign data rows to ranks and steps, and partitions of rows among workers."""
 
 from __future__ import annotations
 

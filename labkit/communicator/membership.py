@@ -1,4 +1,4 @@
-"""Working ranks of a call, and spare ranks that replace dead working ranks.
+"""Membership of ranks: spare ranks replace dead ranks, and MPI calls detect failures (ULFM).
 
 Detection of dead ranks with MPI's User-Level Failure Mitigation (ULFM).
 

@@ -1,4 +1,4 @@
-"""Readers of image sets: scikit-learn's digits, MNIST's idx files, and CIFAR-10's archive."""
+"""Readers of image sets: scikit-learn's digits, MNIST's files, CIFAR-10, and image folders."""
 
 from __future__ import annotations
 

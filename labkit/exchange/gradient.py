@@ -1,4 +1,4 @@
-"""Descriptions of gradients, and the check that all ranks have the same gradients."""
+"""Descriptions of gradients, their check on all ranks, and the guard against nonfinite values."""
 
 from __future__ import annotations
 

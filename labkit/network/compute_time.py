@@ -1,4 +1,4 @@
-"""Virtual clock: the compute time of a worker's training steps, constant, random or recorded."""
+"""The compute time of a worker's steps: constant, random, or recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles of workers and servers in a program run, which every program knows at its start."""
+"""Roles of workers and servers, their placement on ranks, and compressed channels between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the types of record fields, because a record file may be untrusted or damaged.
+"""Checks of the types of record fields, and the former names of fields in old records.
 
 Every record is checked once, when its file is read, so that other code can rely on the types of its
 fields.

@@ -1,4 +1,4 @@
-"""Gossip: each worker averages its weights with a few neighbours, without a global exchange.
+"""Gossip: each worker averages its weights with a few neighbours, in rounds or asynchronously.
 
 Asynchronous gossip: active workers average weights with the server processes of passive workers.
 

@@ -1,4 +1,4 @@
-"""The base class of strategies that divide each layer among several ranks."""
+"""Strategies that divide each layer among ranks: TensorParallel and SpatialParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelined training: model stages on ranks, with several micro-batches in progress at a time."""
+"""Pipelined training: the strategies Pipeline, Layerwise and DelayedGradients."""
 
 from __future__ import annotations
 

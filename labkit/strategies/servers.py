@@ -1,4 +1,4 @@
-"""The base class of strategies with parameter servers, and their common programs."""
+"""The base class of strategies with parameter servers, their programs, and their work quotas."""
 
 from __future__ import annotations
 

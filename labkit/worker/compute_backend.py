@@ -1,4 +1,4 @@
-"""Training of strategies that run one program per server and worker, on either clock."""
+"""The compute backend of programs: the gradients, updates and records of workers and servers."""
 
 from __future__ import annotations
 

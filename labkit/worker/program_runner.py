@@ -1,4 +1,4 @@
-"""Training on the virtual clock, with one program per worker: gradients are real, time is not."""
+"""The runner of programs, on the virtual clock or over MPI; it also saves their state."""
 
 from __future__ import annotations
 

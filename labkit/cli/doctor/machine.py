@@ -1,4 +1,4 @@
-"""Checks of this machine: cores, user, loopback, memory, disk and data sets."""
+"""Checks of this machine: cores, user, loopback, memory, disk, data sets and left-over clusters."""
 
 from __future__ import annotations
 

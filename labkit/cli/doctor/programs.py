@@ -1,4 +1,4 @@
-"""Checks of TensorFlow, Keras and GPUs, and of the optional programs Chromium and Slurm."""
+"""Checks of TensorFlow, Keras, GPUs, Chromium, Slurm, and of Jupyter's figures and widgets."""
 
 from __future__ import annotations
 

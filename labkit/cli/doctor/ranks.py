@@ -1,4 +1,4 @@
-"""Checks of MPI: whether ranks communicate, their number of threads, and their cores."""
+"""Checks of MPI: whether ranks communicate, their threads and cores, and tolerance of faults."""
 
 from __future__ import annotations
 

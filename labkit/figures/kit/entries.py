@@ -1,4 +1,4 @@
-"""Legend entries: label, colour, dash and marker of each run or of another line."""
+"""Legend entries of runs (label, colour, dash, marker), and findings, which become sentences."""
 
 from __future__ import annotations
 

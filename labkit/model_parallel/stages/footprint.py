@@ -1,4 +1,4 @@
-"""Predicted memory of a model during training, from its shapes alone."""
+"""Memory of a model during training: predicted from its shapes, and counted from its tensors."""
 
 from __future__ import annotations
 
