@@ -1,4 +1,4 @@
-"""Cell magics: %%ranks runs a notebook cell on all ranks, and %%fault injects a fault into a run."""
+"""Cell magics: %%ranks runs a cell on all ranks, and %%fault injects a fault into a run."""
 
 from __future__ import annotations
 
