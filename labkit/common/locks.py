@@ -131,5 +131,6 @@ if __name__ == "__main__":
     # Other modules read `_starts` from the module `labkit.common.locks`, but this process runs
     # the module under the name `__main__`. The process imports the module under its usual name and
     # uses the imported copy, so that only one `_starts` exists.
+    from labkit.common import locks
 
-    main()
+    locks.main()
