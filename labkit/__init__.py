@@ -24,8 +24,8 @@ def __getattr__(name: str) -> object:
 
 
 # Functions that are pickled and sent to the ranks may refer to the module labkit. Pickle cannot
-# serialize the module subclass that lazy_loader creates. The registered reducer makes pickle import
-# labkit by its name instead.
+# serialize the module subclass that lazy_loader creates. The reducer that `copyreg.pickle`
+# registers makes pickle import the module labkit by its name.
 copyreg.pickle(
     type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,))
 )

@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from labkit.programs.actions import Vector
     from labkit.worker.compute_backend import ComputeBackend
 
-STEPS = 6  # number of steps in a timed block
-TURNS = 8  # number of timed blocks for each kind of step in one repeat
-NEVER = 1_000_000  # averaging period in steps: so long that no timed step averages weights
+STEPS = 6  # The constant STEPS is the number of training steps in a timed block.
+# The constant TURNS is the number of timed blocks of each kind of training step in one repeat.
+TURNS = 8
+# The constant NEVER is an averaging period so long that no timed training step averages weights.
+NEVER = 1_000_000
 FRAGMENTS = 4
-COMPUTE = 1.5  # compute time of the steps that hide a transfer, divided by the transfer time
+# The constant COMPUTE is the compute time of the steps that hide a transfer, divided by the
+# transfer time.
+COMPUTE = 1.5
 
 
 def measure(
@@ -90,13 +94,13 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Every second round reverses the order, so that no kind of step always follows the same
-            # kind of step.
+            # Every second round times the kinds of steps in reverse order, so that no kind always
+            # follows the same kind.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
                 own[name].append(float(np.median(seconds)))
                 beside[name] += more if number else []
-        if number:  # the first repeat also traces the graphs, so it is not counted
+        if number:  # The first repeat is not counted, because it also traces the TensorFlow graphs.
             slowest = {n: np.max(communicator.allgather(each), axis=0) for n, each in own.items()}
             for name in ways:
                 taken[name].append(float(np.median(slowest[name])))
@@ -153,7 +157,8 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
     taken: dict[str, list[float]] = {"local": [], **{name: [] for name in ways}}
     for number in range(1 + repeats):
         found = {"local": [_bare(communicator, stage, period)]}
-        # Each run has one untimed step at its end, because the last step averages all fragments.
+        # The last step of a training run is not timed, because it averages all fragments of the
+        # weights.
         found |= {n: [_played(communicator, stage, w, period + 1)[:-1]] for n, w in ways.items()}
         for name, stretches in found.items():
             seconds = _wall(communicator, stretches)

@@ -20,9 +20,12 @@ from labkit.simulate import closed_form
 
 MIB = 2**20
 SIZES = (MIB, 4 * MIB, 16 * MIB)
-LARGEST = 2**34  # maximum size of a buffer in bytes
-MOST = 1024  # maximum number of repeats; also the maximum number of simulated ranks
-SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
+LARGEST = 2**34  # The constant LARGEST is the maximum size of a buffer in bytes.
+# The constant MOST limits both the number of repeats and the number of simulated ranks.
+MOST = 1024
+# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
+# repeat.
+SLICE = 0.25
 
 
 class CollectiveTiming(NamedTuple):
@@ -123,7 +126,6 @@ def timed_calls(
                 case = (algorithm, nbytes)
                 right = verify_sum(communicator, algorithm, buffer)
                 correct[case] = correct.get(case, True) and right
-                # The time of one call determines how many calls fit into `SLICE` seconds.
                 first = timed(communicator, algorithm, buffer, 1)
                 calls = int(np.clip(SLICE / first[0], 3, 50))
                 cases.setdefault(case, []).append(timed(communicator, algorithm, buffer, calls))
@@ -143,7 +145,7 @@ def _row(case: CollectiveTiming, workers: int, network: Network | None, repeats:
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
         "calls": len(single),
         "algbw": algbw,
-        # busbw counts the bytes that each link must transfer, so that results with different
+        # The bus bandwidth `busbw` counts the bytes per link, so that results with different
         # numbers of ranks are comparable.
         "busbw": algbw * 2 * (workers - 1) / workers,
         "correct": case.correct,

@@ -66,7 +66,8 @@ def _summary(module: str) -> str:
     """Return the first docstring line of a module's command without importing the module."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None  # for the type checker: a module file always has a path
+    # The type checker does not know that a module file always has a path.
+    assert spec.origin is not None
     (text,) = (
         ast.get_docstring(node)
         for node in ast.parse(Path(spec.origin).read_text()).body
@@ -131,7 +132,8 @@ def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list
         items = read_plain(f"[{text or ''}]")
     except NotPlain as error:
         raise click.BadParameter(f"{text!r} {error}") from error
-    assert isinstance(items, list)  # `read_plain` returns a list, because the text is in brackets
+    # The function `read_plain` parses a YAML text in brackets as a list.
+    assert isinstance(items, list)
     return [parse(item) for item in items]
 
 
@@ -155,7 +157,8 @@ def format_rows(rows: Sequence[Row], columns: dict[str, str]) -> str:
 def format_value(name: str, value: str | float | None) -> str:
     """Return the text of a value of the field `name`."""
     if value is None or isinstance(value, bool):
-        # Capitals mark a wrong result, because the time of a wrong result is meaningless.
+        # The word NO has capitals, so that the user notices a wrong result, whose time is
+        # meaningless.
         return {True: "yes", False: "NO", None: ""}[value]
     if isinstance(value, str):
         return value
@@ -163,8 +166,6 @@ def format_value(name: str, value: str | float | None) -> str:
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)
-    # Floats have three significant digits. Values of 1e5 or more are written in scientific
-    # notation.
     return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
 
 

@@ -34,7 +34,7 @@ from labkit.compression import (
 from labkit.compression.compressor import compiled
 from labkit.compression.simulated_reduction import reduce_all, reply_to
 
-CALLS = 5  # number of calls of each operation in a repeat
+CALLS = 5  # The constant CALLS is the number of calls of each operation in a repeat.
 Work: TypeAlias = "Callable[[], Tensor | None]"
 
 
@@ -108,8 +108,8 @@ def without_fields() -> list[Compressor]:
 
 def layers(elements: int) -> list[tuple[int, ...]]:
     """Return the weight shapes of an MLP 784-h-h-10 with about `elements` parameters in total."""
-    # h is the positive root of h² + 796 h = elements. This equation neglects the biases of the last
-    # 10 outputs.
+    # The width h of the hidden layers is the positive root of h² + 796 h = elements. The equation
+    # for the width h neglects the ten biases of the output layer.
     h = max(1, round((math.sqrt(796**2 + 4 * elements) - 796) / 2))
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
@@ -188,8 +188,8 @@ class _Case:
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))
-        # Times are divided by the time of copies in the same repeat, because the machine's speed
-        # varies.
+        # The time of an operation is divided by the time of a copy in the same repeat, because the
+        # machine's speed varies.
         copy = float(np.median(turns.pop("copy")))
         for what, seconds in turns.items():
             median = float(np.median(seconds))
@@ -236,7 +236,9 @@ def in_this_process(
     cases = [_Case(parse(each), elements) for each in compressors]
     for case in cases:
         for work in case.works.values():
-            work()  # the first call compiles functions
+            # Each operation is called once before the timing, because its first call compiles
+            # functions.
+            work()
     for _ in range(repeats):
         for case in cases:
             case.repeat()

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from labkit.exchange.comm_thread import Event
 
 KNOWN = CASES | WORD_CASES
-# `USUAL` is the default schedule of the gradient exchange, with which the other schedules are
-# compared.
+# The constant USUAL is the default schedule of the gradient exchange; the benchmark compares all
+# other schedules with it.
 USUAL = AllReduce().schedule
-CHAIN = 10  # number of overlapping steps in a timed chain; the last step completes all updates
-# If a schedule's name ends with `DENSE`, the gradients of an embedding are averaged as dense
+# The constant CHAIN is the number of overlapping steps in a timed chain; the last step completes
+# all updates.
+CHAIN = 10
+# The constant DENSE ends the names of schedules that average the gradients of an embedding as dense
 # tensors.
 DENSE = ", dense"
 COPY, HANDED = (
@@ -154,7 +156,8 @@ def _measure(
             mean = exchange.mean if schedule == kind else _dense(exchange.mean)
             steps[kind] = model.step(mean)
     buffer = communicator.allocate(KNOWN[name].parameters)
-    buffer[...] = 0.0  # zeros, because repeated sums of other values would overflow
+    # The buffer contains zeros, because repeated sums of other values would overflow.
+    buffer[...] = 0.0
 
     def sum_raw() -> None:
         # Ranks may poll while they wait, because no computation needs the cores.

@@ -93,7 +93,7 @@ def command(
     file: Path | None,
 ) -> None:
     """Measure the time that gradient exchange adds to a step, in labkit and other frameworks."""
-    # Options are validated before the engines start, because a start takes seconds.
+    # The command validates its options before it starts ranks, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     validate_peers(peers, network)
     others = PeerComparison(peers, cases, workers) if peers else None
@@ -109,8 +109,8 @@ def command(
             say(format_rows([_with_spread(row) for row in peer_rows], EXCHANGE | BESIDE))
         for remark in others.remarks:
             say(f"peer {remark}", err=True)
-        # The file contains rows of labkit and of other frameworks; the field `peer` names the
-        # framework.
+        # The output file contains rows of labkit and of other frameworks; the field `peer` names
+        # the framework of a row.
         rows += peer_rows
     write_rows(rows, file)
 

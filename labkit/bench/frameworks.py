@@ -31,7 +31,9 @@ CASES: dict[str, dict[str, JSON]] = {
 }
 OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
 STEPS = 20
-MOST_APART = 1e-12  # largest float64 weight difference that a different summation order explains
+# The constant MOST_APART is the largest difference of float64 weights that a different summation
+# order explains.
+MOST_APART = 1e-12
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,18 @@ def measure(
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
     """Yield a row (times, weight differences) and the `exchanged` data of each experiment."""
     for experiment in experiments:
-        assert isinstance(experiment.strategy, TFDistribute)  # narrows the type for type checkers
+        # The type checker does not know that the strategy is a `TFDistribute`.
+        assert isinstance(experiment.strategy, TFDistribute)
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
-        timed = result.seconds[1:]  # the first step also traces the graph, so it is not counted
+        # The first step is not counted, because it also traces the TensorFlow graph.
+        timed = result.seconds[1:]
         network = Network.parse(experiment.network)
         link = (network.name or f"{8e-6 * network.bandwidth:g} Mb/s") if network else None
         row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
         row["max_abs_difference"] = result.apart
-        row["correct"] = result.apart <= MOST_APART  # False also if the difference is NaN
+        # A NaN difference makes the comparison false, too.
+        row["correct"] = result.apart <= MOST_APART
         row["wire_bytes_per_step"] = result.wire_bytes
         yield row, result.exchanged
 
@@ -165,7 +170,7 @@ def command(
 
     The command fails if weights differ by more than 1e-12 after 20 steps.
     """
-    # Options are validated before engines start.
+    # The command validates its options before it starts ranks, because a start takes seconds.
     tasks = experiments(kinds, cases, optimizers, network)
     if omitted := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
         say(f"not measured: {', '.join(omitted)}, because strategies of one process use no network")

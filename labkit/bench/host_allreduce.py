@@ -27,15 +27,20 @@ from labkit.network import PRESETS, Network
 from labkit.schedules import ALLREDUCE, host_groups
 from labkit.simulate import Simulation, simulate
 
-SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
-BASE = "ring"  # algorithm with which all other algorithms are compared
-LARGE = 2**22  # bytes of the message that measures the bandwidth
-# PINGS is the number of round trips with one byte; FEW is the number with LARGE bytes
+# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
+# repeat.
+SLICE = 0.25
+BASE = "ring"  # The constant BASE names the algorithm with which all other algorithms are compared.
+LARGE = 2**22  # The constant LARGE is the size in bytes of the message that measures the bandwidth.
+# The constants PINGS and FEW are the numbers of round trips with one-byte messages and with large
+# messages.
 PINGS, FEW = 200, 20
-# BETWEEN is the preset of the emulated links between hosts, and INSIDE is the preset of the links
+# The constants BETWEEN and INSIDE are the network presets of the emulated links between hosts and
 # inside a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
-PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
+# A full Ethernet frame carries PAYLOAD bytes of TCP payload, besides the headers and the TCP
+# timestamp.
+PAYLOAD = 1448
 
 
 def refuse_impossible(
@@ -80,9 +85,12 @@ def measure(
         InvalidInput: All ranks are on one host.
     """
     network = on.network or _measured(cluster)
-    if on.network:  # messages of the MPI library bypass the emulated network
+    # On an emulated network, only labkit's own algorithms are measured, because messages of the MPI
+    # library bypass the emulation.
+    if on.network:
         algorithms = [name for name in algorithms if name in ALLREDUCE]
-    assert isinstance(network.hosts, tuple)  # narrows the type for type checkers
+    # The type checker does not know that `network.hosts` is a tuple.
+    assert isinstance(network.hosts, tuple)
     size, hosts = cluster.workers, [list(group) for group in network.hosts]
     other = "node" if hosts == groups(size, len(hosts), "slot") else "slot"
     apart = network.model_copy(update={"hosts": tuple(map(tuple, groups(size, len(hosts), other)))})
@@ -201,7 +209,7 @@ class Sums:
         sent = ranks.allgather(ranks.traffic.since(before))
         link_bytes = sum(sent[rank].link_bytes for rank in ranks.board.ranks)
         wire_bytes = sum(traffic.wire_bytes for traffic in sent)
-        # The counted traffic includes the additional call that verifies the sum.
+        # The traffic of `calls + 1` calls is counted, because an additional call verifies the sum.
         return float(np.median(seconds)), right, link_bytes / (calls + 1), wire_bytes / (calls + 1)
 
 

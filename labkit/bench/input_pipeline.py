@@ -21,15 +21,15 @@ from labkit.records.timed_steps import INSIDE, SYNTHETIC, WAYS, FedStep, InputTr
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # A `Made` tuple contains an image (or a batch of images), the classes, and the start and end of
-    # their preparation (s).
+    # A `Made` tuple contains an image or a batch, the classes, and the times (s) when their
+    # preparation starts and ends.
     Made: TypeAlias = "tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]"
     Records: TypeAlias = "tf.data.Dataset"
 
-SIDE = 28  # width and height of a training image in pixels
-MOST = 1024  # maximum of each numeric option
-# In each repeat, each pipeline runs `WARM` untimed steps, in addition to the steps that consume
-# prefetched batches.
+SIDE = 28  # The constant SIDE is the width and height of a training image in pixels.
+MOST = 1024  # The constant MOST is the maximum value of each numeric option.
+# In each repeat, an input pipeline first runs untimed steps: one step per prefetched batch, and
+# WARM further steps.
 WARM = 4
 
 
@@ -122,8 +122,8 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         filled = _fill(ways["cache"], feeding)
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
-            # Every second repeat reverses the order, so that no pipeline always follows the same
-            # other pipeline.
+            # Every second repeat times the pipelines in reverse order, so that no pipeline always
+            # follows the same other pipeline.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
                 turn = _turn(ways[way], step, steps, _lead(feeding))
@@ -131,7 +131,7 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
     return InputTrace(taken, nbytes, filled)
 
 
-# A `Way` is a function that creates an iterator over batches.
+# A function of type `Way` creates an iterator over the batches of one input pipeline.
 Way = Callable[[], "Iterator[tuple[tf.Tensor, ...]]"]
 
 
@@ -145,11 +145,13 @@ def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
     parallel = again.map(made, num_parallel_calls=feeding.calls)
     cached = records.map(made, num_parallel_calls=feeding.calls).cache().repeat()
     still = tf.constant(0.0, tf.float64)
-    # every step receives the same batch, which is ready before the first step
+    # In the synthetic pipeline, every training step receives the same batch, which is ready before
+    # the first step.
     ready = (model.x, model.y, still, still)
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
-        # The pipeline INSIDE passes encoded records to the step, which prepares its batch itself.
+        # In the pipeline INSIDE, the training step itself decodes the records and prepares its
+        # batch.
         INSIDE: lambda: ((each,) for each in _own_threads(again, feeding)),
         "map": lambda: iter(_own_threads(again.map(made), feeding)),
         "parallel calls": lambda: iter(_own_threads(parallel, feeding)),
@@ -175,7 +177,8 @@ def _write(feeding: Feeding, file: Path) -> int:
     import tensorflow as tf
 
     data = datasets.load(feeding.dataset, rows=feeding.rows)
-    grey = data.x_train.mean(axis=-1, keepdims=True)  # the model expects grey images (one channel)
+    # The model expects grey images with one channel.
+    grey = data.x_train.mean(axis=-1, keepdims=True)
     pixels = np.round(255 * grey / grey.max()).astype(np.uint8)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for image, label in zip(pixels, data.y_train, strict=True):
@@ -187,8 +190,8 @@ def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
     """Decode records; return images (batch, 784), classes (batch,), start time and end time."""
     import tensorflow as tf
 
-    # Control dependencies ensure that the first timestamp precedes all work and the last timestamp
-    # follows it.
+    # Control dependencies ensure that TensorFlow takes the first timestamp before all work, and the
+    # second timestamp after all work.
     with tf.control_dependencies([encoded]):
         start = tf.timestamp()
     with tf.control_dependencies([start]):
@@ -214,8 +217,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A `Trains` function runs a training step on a batch. A `Trains` function returns two times in
-# seconds: when the preparation of the batch starts, and when it ends.
+# A function of type `Trains` runs a training step, and returns when (s) the batch's preparation
+# started and ended.
 Trains = Callable[..., tuple[float, float]]
 
 
@@ -271,7 +274,8 @@ def _turn(
     batches, began = way(), time.time()
     times = []
     for _ in range(lead + steps):
-        # `time.time` is used, because it is the clock of `tf.timestamp`.
+        # The code calls `time.time`, because the TensorFlow operation `tf.timestamp` reads the same
+        # clock.
         requested = time.time()
         batch = next(batches)
         arrived = time.time()

@@ -43,16 +43,19 @@ ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
 Joined: TypeAlias = Callable[[int], AbstractContextManager[LinkedProcesses]]
 BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
-SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
+# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
+# repeat.
+SLICE = 0.5
 
-SumCase: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
-# Each case contains the sizes of two flows in bytes, and the delay of the second flow. The delay is
-# a share of the time that the first flow takes alone.
+# A case consists of an algorithm, a buffer size in bytes, and a number of calls.
+SumCase: TypeAlias = tuple[str, int, int]
+# Each case in FLOWS contains the sizes of two network flows in bytes, and the delay of the second
+# flow. The delay of the second flow is a share of the time that the first flow takes alone.
 FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# WINDOW limits the bytes in flight on a connection. It is several times the link's bandwidth-delay
-# product, but much less than a message.
+# The constant WINDOW limits the bytes in flight on a TCP connection. The TCP window is several
+# times the link's bandwidth-delay product, but much smaller than a message.
 WINDOW = 2**16
-CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
+CLAMP = 10  # Python does not define the number of Linux's socket option TCP_WINDOW_CLAMP.
 
 
 def measure(
@@ -134,7 +137,9 @@ def _sums_at(
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
     facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
-    times = np.array([real, emulated])  # array axes: link, repeat, case, (seconds, correct)
+    # The axes of the array `times` are the link, the repeat, the case, and the pair (seconds,
+    # correct).
+    times = np.array([real, emulated])
     return [
         _row(case, form, times[:, :, number], rate, facts)
         for number, (case, form) in enumerate(zip(cases, forms, strict=True))
@@ -190,7 +195,7 @@ def command(
 ) -> None:
     """Compare the emulated network with a real rate-limited link (Linux, root, iproute2)."""
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
-    # One line is printed per rate, because all rows of a rate share one link.
+    # The command prints one line per link rate, because all rows of a rate share one link.
     for facts in {row["rate"]: row for row in rows}.values():
         say(
             f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us (measured); "
@@ -211,7 +216,8 @@ def command(
     write_rows([*rows, *both], file)
 
 
-# A case consists of the sizes of two flows in bytes, and the delay of the second flow in seconds.
+# A `FlowCase` contains the sizes of two network flows in bytes, and the delay of the second flow in
+# seconds.
 FlowCase = tuple[int, int, float]
 
 
@@ -252,7 +258,9 @@ def _flows_at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]
             ranks.ask(cases)
             real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(both, cases, network=network)[1])
-    times = 1e3 * np.array([real, emulated])  # times in ms; array axes: link, repeat, case, flow
+    # The array `times` contains milliseconds; its axes are the link, the repeat, the case and the
+    # flow.
+    times = 1e3 * np.array([real, emulated])
     rows = []
     for number, case in enumerate(cases):
         *sizes, later = case
@@ -301,7 +309,9 @@ def both(communicator: Communicator, cases: Sequence[FlowCase]) -> list[list[flo
             posted += communicator.post(data[1], 1, 1)
             communicator.finish(posted)
         else:
-            communicator.recv(data[1], 0, 1)  # the second flow ends no later than the first flow
+            # The rank receives the second flow first, because the second flow ends no later than
+            # the first flow.
+            communicator.recv(data[1], 0, 1)
             ends[1] = clock.now() - start
             communicator.recv(data[0], 0, 0)
             ends[0] = clock.now() - start
@@ -354,7 +364,8 @@ def main() -> None:
         flow.setsockopt(socket.IPPROTO_TCP, CLAMP, WINDOW)
         flow.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_of(number))
     pair = RankPair(control, rank)
-    for _ in range(2):  # untimed messages grow the TCP congestion windows
+    # Before the timed messages, untimed messages enlarge the TCP congestion windows.
+    for _ in range(2):
         _case(pair, flows, (2**21, 2**21, 0.0))
     payload = control.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     print(json.dumps({"latency": pair.latency(), "payload": payload}), flush=True)

@@ -27,11 +27,13 @@ from labkit.communicator.wire import MpiWire as Messages
 from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited_link
 from labkit.schedules import ALLREDUCE
 
-END = 5.0  # maximum seconds that a process may take to end before it is killed
+END = 5.0  # labkit kills a process that has not ended after END seconds.
 T = TypeVar("T")
 PORT = 20000
-LIMIT = 30.0  # seconds without a transfer after which an error is raised
-LEAD = 3e-3  # seconds from the agreement on a start time to the start
+# The constant LIMIT is the maximum time in seconds without a transfer; after this time, labkit
+# raises an error.
+LIMIT = 30.0
+LEAD = 3e-3  # The ranks agree on a start time that is LEAD seconds in the future.
 PINGS = 300
 IDLE = Path(
     "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
@@ -51,7 +53,8 @@ class LinkedProcesses:
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self.ready = self._read_lines()  # rank 0 listens now, so rank 1 may connect
+        # Rank 1 may connect only after rank 0 has printed that it listens.
+        self.ready = self._read_lines()
         self._write("")
 
     def ask(self, cases: object) -> None:
@@ -70,16 +73,19 @@ class LinkedProcesses:
         return [text.splitlines()[-1] if text else "nothing" for text in errors]
 
     def _write(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # `_read_lines` reports a rank that has ended
+        # A broken pipe is ignored here, because `_read_lines` reports a rank that has ended.
+        with suppress(BrokenPipeError):
             for process in self._processes:
-                assert process.stdin is not None  # tells the type checker that stdin is a pipe
+                # The type checker does not know that `process.stdin` is a pipe.
+                assert process.stdin is not None
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
 
     def _read_lines(self) -> list[str]:
         lines = []
         for process in self._processes:
-            assert process.stdout is not None  # tells the type checker that stdout is a pipe
+            # The type checker does not know that `process.stdout` is a pipe.
+            assert process.stdout is not None
             lines.append(process.stdout.readline())
             if not lines[-1]:
                 errors = "; ".join(f"rank {k}: {text}" for k, text in enumerate(self.end()))
@@ -92,7 +98,8 @@ class LinkedProcesses:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Close a process's stdin, so that the process (or mpiexec) ends; kill it after a timeout."""
-    assert process.stdin is not None  # tells the type checker that stdin is a pipe
+    # The type checker does not know that `process.stdin` is a pipe.
+    assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
@@ -133,7 +140,8 @@ def started(
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-                # Ctrl-C does not reach the processes, because labkit itself ends them.
+                # The processes run in their own session, so that Ctrl-C does not reach them; labkit
+                # itself ends them.
                 start_new_session=True,
             )
             opened.enter_context(process)
@@ -253,7 +261,9 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
     # TCP Reno grows its window until a packet is lost. The rate-limited link loses no packet, so
     # only the rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # if `IDLE` may not be written, TCP slows down idle flows
+    # Without permission to change the TCP setting, the benchmark still runs, but TCP slows down
+    # idle flows.
+    with suppress(OSError):
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 WARM = 3
 DELAYED = "delayed"
-ITERATIONS = 6  # number of overlapping steps (with delayed gradients) in a timed block
+# The constant ITERATIONS is the number of overlapping steps (with delayed gradients) in a timed
+# block.
+ITERATIONS = 6
 
 
 def measure(
@@ -85,7 +87,9 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     else:
         table = PIPELINE[name](workers, count)
         idle = table.bubble_share(1.0, 1.0, 1.0)
-        if idle is None:  # simulate, because the closed formula does not apply to few micro-batches
+        # If the closed formula does not apply to so few micro-batches, a simulation computes the
+        # idle share.
+        if idle is None:
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
     # Ratios are computed from times of the same repeat, because the machine's speed varies.
@@ -116,7 +120,8 @@ def _measure(
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
-    # `solo` has one rank, so that one process runs the same code as the pipeline.
+    # The communicator `solo` contains only this rank, so that one process runs the same code as the
+    # pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step
@@ -164,7 +169,6 @@ def _delayed(
     from labkit.model_parallel.stages import Delayed, StageMessages
 
     own, inputs, outputs = _own_stages(communicator, model, communicator.size)
-    # Each rank has exactly one pipeline stage.
     ((number, module),) = own.items()
     delayed = Delayed(module, StageMessages(communicator, inputs, outputs), _unrecorded)
     batch, update = _work(shape, own)
@@ -223,7 +227,6 @@ def _slowest(communicator: Communicator, step: Step) -> float:
     communicator.barrier("the barrier before the next timed step")
     start = time.perf_counter()
     step()
-    # The time of a step is the time of its slowest rank.
     own = time.perf_counter() - start
     return float(max(communicator.allgather(own)))
 

@@ -27,8 +27,8 @@ def temporary_runs() -> Iterator[Path]:
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
     before = {name: os.environ[name] for name in ours if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
-        # In a batch job, LABKIT_JOB stays set, because it tells processes that they have no
-        # terminal.
+        # In a batch job, the variable LABKIT_JOB stays set, because it tells processes that they
+        # have no terminal.
         os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
         os.environ.pop(RESUME_VARIABLE, None)
         try:
@@ -93,7 +93,8 @@ def _hit(cluster: Cluster, calm: Experiment, faults: tuple[Fault, ...]) -> Run |
     try:
         return handle.result()
     except LabkitError:
-        assert handle.run is not None  # tells the type checker that the run has ended
+        # The attribute `handle.run` is never None after the end of a run.
+        assert handle.run is not None
         return handle.run
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from labkit.programs.actions import Vector
     from labkit.worker.compute_backend import ComputeBackend
 
-STEPS = 10  # number of steps that are timed as one block
-EPOCH = 4  # number of steps of each worker while memory is measured
+STEPS = 10  # The constant STEPS is the number of training steps that are timed as one block.
+EPOCH = 4  # The constant EPOCH is the number of steps of each worker while memory is measured.
 
 
 def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
@@ -149,7 +149,8 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
     strategy = ParameterServer(servers=1, synchronous=False)
     stage = compute_backend(communicator, experiment.replace(clock="virtual"), strategy)
     stage.hold(stage.roles.servers)
-    # All workers share the graphs, which are compiled before memory is measured.
+    # All workers share the graphs, which the first gradient and update compile before memory is
+    # measured.
     first = stage.gradient(0, stage.roles.weights)
     stage.update(stage.roles.servers[0], first.values, 0.0)
     before = psutil.Process().memory_info().rss
@@ -164,7 +165,8 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         VirtualRuntime(programs, hosts, counted, event_log, timing_model).play()
         seconds = time.perf_counter() - start
         grown = max(grown, (counted.peak - before) / stage.roles.weights.nbytes)
-        # The first repeat touches new memory pages, so it is not counted.
+        # The first repeat is slow, because it touches new memory pages, so its times are not
+        # counted.
         if number:
             loops.append(seconds)
             ratios.append(seconds / counted.seconds)
@@ -185,7 +187,9 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     for number in range(1 + repeats):
         for name, carrier in carriers.items():
             seconds = [there_and_back(communicator, carrier, values) for _ in range(20)]
-            if number:  # the first repeat touches new memory pages
+            # The first repeat is slow, because it touches new memory pages, so its times are not
+            # counted.
+            if number:
                 found[name].append(float(np.median(seconds)))
     for carrier in carriers.values():
         carrier.close()

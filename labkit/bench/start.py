@@ -25,9 +25,11 @@ from labkit.experiment import Experiment
 from labkit.records.store import read_json
 from labkit.strategies import AllReduce
 
-WORKERS = 2  # number of workers in the notebook tour.ipynb
-IDLE = 600.0  # seconds after which unused, prestarted engines end
-MEMBERS = 5  # number of runs in a sweep; the first run starts the engines and is not counted
+WORKERS = 2  # The constant WORKERS is the number of workers in the notebook tour.ipynb.
+IDLE = 600.0  # The constant IDLE is the time in seconds after which unused, prestarted ranks end.
+# The constant MEMBERS is the number of runs in a sweep; the first run is not counted, because it
+# starts the ranks.
+MEMBERS = 5
 
 
 def measure(
@@ -65,7 +67,8 @@ def measure(
         "member": _members,
     }
     times: dict[str, list[float]] = {what: [] for what in ways}
-    warm.stop(WORKERS)  # a cold start must not find warm engines
+    # Prestarted ranks end before the measurement, because they would shorten a cold start.
+    warm.stop(WORKERS)
     for _ in range(repeats):
         for what, way in ways.items():
             seconds = way(notebook)

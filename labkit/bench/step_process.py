@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 PROCESS = "labkit.bench.step_process"
-KINDS = ("plain", "gated", "split")  # variants of the training step that can be traced
-WARM = 3  # number of untimed steps before the timed steps
-FRONT, BACK = "CPU:0", "CPU:1"  # two logical devices of one process
-MOST = 64  # maximum number of threads, and also of processes
-DEVICES = 2  # number of logical devices
-DEEPEST = 4  # maximum number of hidden layers; more do not fit into the animation
+# The constant KINDS names the variants of the training step that can be traced.
+KINDS = ("plain", "gated", "split")
+WARM = 3  # The constant WARM is the number of untimed steps before the timed steps.
+# The constants FRONT and BACK name two logical TensorFlow devices of one process.
+FRONT, BACK = "CPU:0", "CPU:1"
+MOST = 64  # The constant MOST limits the number of threads, and also the number of processes.
+DEVICES = 2
+# The constant DEEPEST is the maximum number of hidden layers, because more layers do not fit into
+# the animation.
+DEEPEST = 4
 
 
 class Threads(NamedTuple):
@@ -63,8 +67,8 @@ def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
     """Set threads and devices; return one function per request (`take` and `graph`)."""
     import tensorflow as tf
 
-    # Threads and devices must be set before any computation, because creating one tensor fixes
-    # them.
+    # Threads and devices are configured before any computation, because TensorFlow fixes them when
+    # it creates its first tensor.
     tf.config.threading.set_intra_op_parallelism_threads(setting.threads.intra)
     tf.config.threading.set_inter_op_parallelism_threads(setting.threads.inter)
     (processor,) = tf.config.list_physical_devices("CPU")
@@ -204,8 +208,8 @@ def time_threads(
         InvalidInput: An argument is out of range.
         RankError: A process ended early.
     """
-    # labkit.cluster is imported inside the function, because the measuring processes import this
-    # module, too.
+    # The import is inside the function, because the measuring processes import this module, too,
+    # but need no cluster.
     from labkit.cluster import Cluster
 
     refuse_threads(intra, inter, batches, steps, repeats)
@@ -258,8 +262,8 @@ def _sweep(
         for child in children.values():
             child.answer()
         for repeat in range(repeats):
-            # Every second repeat reverses the order, so that no process always follows the same
-            # process.
+            # Every second repeat times the processes in reverse order, so that no process always
+            # follows the same other process.
             for threads in settings[:: -1 if repeat % 2 else 1]:
                 for case in cases:
                     seconds = children[threads].ask("take", case.name, steps)
@@ -291,8 +295,8 @@ def trace_variants(
     Raises:
         InvalidInput: An argument is out of range.
     """
-    # labkit.cluster is imported inside the function, because the measuring processes import this
-    # module, too.
+    # The import is inside the function, because the measuring processes import this module, too,
+    # but need no cluster.
     from labkit.cluster import Cluster
 
     refuse_variants(widths, batch, inter, repeats)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from labkit.exchange import Exchange
 
-# An `Averaging` function receives this rank's gradients, and returns their averages over all ranks.
+# A function of type `Averaging` receives this rank's gradients, and returns their averages over all
+# ranks.
 Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 RATE, MOMENTUM = 0.01, 0.9
 
@@ -147,7 +148,8 @@ class BenchModel:
         if layer == len(self.weights) // 2 - 1:
             return x
         x = tf.nn.relu(x)
-        if convolution and len(self.weights[2 * layer + 2].shape) == 2:  # the next layer is dense
+        # The next layer is dense, so it needs pooled and flattened activations.
+        if convolution and len(self.weights[2 * layer + 2].shape) == 2:
             x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
         return x
 
@@ -209,7 +211,8 @@ class BenchModel:
                 value = self.forward(layer, value)
             loss = cross_entropy(y, value)
         gradients = tape.gradient(loss, self.weights)
-        # New exchanges start only after all previous exchanges have ended.
+        # A step starts new gradient exchanges only after all exchanges of the previous step have
+        # ended.
         with tf.control_dependencies([value]):
             issued = exchange.issue(gradients, tf.constant(1, tf.int64))
         with tf.control_dependencies(issued):
@@ -231,8 +234,9 @@ class BenchModel:
         chosen = range(len(self.weights)) if indices is None else indices
         pairs = [(self.weights[number], self.momenta[number]) for number in chosen]
         for (weight, momentum), gradient in zip(pairs, gradients, strict=True):
-            # Keras's optimizer applies gradients by ResourceApplyKerasMomentum, too. A direct call
-            # avoids the Python overhead of Keras.
+            # Keras's optimizer also applies gradients by the TensorFlow operation
+            # ResourceApplyKerasMomentum. A direct call of the TensorFlow operation avoids the
+            # Python overhead of Keras's optimizer.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )

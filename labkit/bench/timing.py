@@ -16,8 +16,8 @@ import numpy as np
 
 T = TypeVar("T")
 
-# A `Row` is one measurement: times are in ms, sizes in bytes, and shares are from 0 to 1; see
-# `head`.
+# A `Row` contains one measurement, with times in milliseconds, sizes in bytes, and shares from 0 to
+# 1 (see `head`).
 Row: TypeAlias = "dict[str, str | float | None]"
 WARM, STEPS = 10, 50
 # Successive steps of one kind take at most `TURN` seconds, in which the machine's speed hardly
@@ -53,12 +53,13 @@ def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
 
 def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
     """Return the seconds of each call on its slowest rank, as an array of shape (calls,)."""
-    buffer[...] = 0.0  # zeros, because repeated sums of other values would overflow
+    # The buffer contains zeros, because repeated sums of other values would overflow.
+    buffer[...] = 0.0
     seconds = []
     for _ in range(calls):
         ranks.barrier("the barrier before the next timed call")
-        # The clock starts after the barrier, because the time of waiting for other ranks does not
-        # count.
+        # The clock starts after the barrier, so that the measured time contains no waiting for late
+        # ranks.
         start = time.perf_counter()
         ranks.allreduce(buffer, algorithm)
         seconds.append(time.perf_counter() - start)
@@ -163,8 +164,8 @@ def time_interleaved(
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
-            # Every second round reverses the order, so that no kind of step always follows the same
-            # kind.
+            # Every second round times the kinds of steps in reverse order, so that no kind always
+            # follows the same kind.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 calls = _turn(meet, steps[kind], length)
                 own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]
@@ -173,8 +174,8 @@ def time_interleaved(
         for kind in steps:
             taken.seconds[kind].append(float(np.median(slowest[kind])))
             more = turns[kind] - turns["local"]
-            # A linear drift of the machine's speed has opposite signs in a forward and a backward
-            # round.
+            # The mean of a forward and a backward round cancels a linear drift of the machine's
+            # speed.
             taken.added[kind].append(float(np.median((more[:-1] + more[1:]) / 2)))
     return taken
 

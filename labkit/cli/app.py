@@ -54,8 +54,8 @@ class OneLineErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
-            # Print each warning as one line without its source location, which does not help a
-            # command-line user.
+            # The command prints each warning as one line without its source location, which does
+            # not help a command-line user.
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = lambda message, *_: say(one_line(str(message)), err=True)
             try:
@@ -90,8 +90,8 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # The jobs, cluster processes and engines that a command starts inherit the setting of
-    # `keep_bytecode`.
+    # All processes that a command starts inherit the environment variables that `keep_bytecode`
+    # sets.
     keep_bytecode()
 
 
@@ -158,7 +158,8 @@ def run(
         values |= read_yaml(read_text(path), str(path))
     for text in texts:
         values |= read_yaml(text, "-y")
-    # The values of -p are added last, because they override those of -y and -f.
+    # The values of the option -p are added last, because they override the values of the options -y
+    # and -f.
     values |= dict(parameters)
     followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
@@ -254,8 +255,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # If no path contains runs, the path is that of a notebook, and the report describes the
-    # notebook.
+    # If no path contains runs, the report describes the notebook at the given path.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -374,7 +374,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     JupyterLab, for example `labkit lab --no-browser --port 8899`.
     `labkit lab --help-all` lists JupyterLab's options.
     """
-    # Encrypted messages keep other users of this machine from reading the output of kernels.
+    # The messages of kernels are encrypted, so that other users of this machine cannot read the
+    # kernels' output.
     command = [sys.executable, "-P", "-m", "jupyterlab"]
     command.append("--KernelManager.transport_encryption=auto")
     # Templates of nbconvert contain code, so templates of an untrusted folder must not be loaded.
@@ -382,8 +383,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     command.append("--TemplateExporter.extra_template_basedirs=[]")
     # Untrusted modules in the folder of a notebook must not shadow installed modules.
     command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")
-    # A kernel runs in its notebook's folder. With the variables LABKIT_RUNS and LABKIT_DATA, the
-    # kernel still uses the run and data folders of `labkit run`.
+    # A kernel runs in its notebook's folder. The variables LABKIT_RUNS and LABKIT_DATA make a
+    # kernel use the same run and data folders as `labkit run`.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():
         os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
@@ -416,7 +417,7 @@ def _run_notebook(
 
     values = parameters.validate_values(notebook, overrides)
     estimate.refuse(estimate.workers_of(notebook, values), force)
-    # The time estimate is printed on stderr, so that pipes receive only results.
+    # The command prints the time estimate on stderr, so that pipes receive only results.
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
@@ -432,7 +433,8 @@ def _run_notebook(
     record = displayed_path(job.path / "output.ipynb")
     message = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
     say(f"labkit: {message}", err=True)
-    # If a cell raises InvalidInput, this command exits with the code for invalid input.
+    # If a notebook cell raises the error InvalidInput, the command exits with code 2, as for an
+    # invalid option.
     refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
     sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
@@ -458,8 +460,7 @@ def _run_experiment(
     if check:
         return
     folder = root / path.stem
-    # The cluster reads the folder for its runs from the variable LABKIT_JOB, as in a notebook's
-    # job.
+    # The variable LABKIT_JOB tells the cluster the folder for its runs, as in a notebook's job.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     if resume:
         os.environ[RESUME_VARIABLE] = "1"

@@ -132,5 +132,6 @@ def network_of(source: str) -> Network:
     path = Path(source)
     if path.suffix not in (".yaml", ".yml", ".json"):
         return Network.named(source)
-    fields = read_yaml(read_text(path), source)  # JSON is a subset of YAML, so JSON works, too
+    # JSON files work as well, because JSON is a subset of YAML.
+    fields = read_yaml(read_text(path), source)
     return Network(**{"name": path.stem} | fields)

@@ -29,10 +29,11 @@ FORCE = (
     "Allow more ranks than the cores and the free memory suffice for; the total memory "
     "remains the limit."
 )
-# `SAMPLERS` and `PRUNERS` are Optuna's samplers and pruners that need no further package. Without
-# --search, a sweep runs all combinations of the values, or random combinations.
+# The constants SAMPLERS and PRUNERS name Optuna's samplers and pruners that need no further
+# package. Without the option --search, a sweep runs all combinations of the parameter values, or
+# random combinations.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
-INTERRUPTED = 130  # exit code of shells after Ctrl-C
+INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 
 
 @click.command(cls=OfNotebook)
@@ -136,8 +137,9 @@ def sweep(
     options = _options(values.pop("jobs"), values.pop("limit"))
     options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
-        # When an existing sweep is resumed, its record contains the parameter values. Other
-        # parameter values would define another sweep, so they are rejected.
+        # The record of a sweep contains its parameter values, which a resumed sweep uses again.
+        # The command rejects other parameter values for an existing sweep, because they would
+        # define another sweep.
         if not resume or any(values.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
             raise InvalidInput(
@@ -165,7 +167,7 @@ def sweep(
         say(f"{total} members")
         return
     with following(root, mlflow, tensorboard) as follow:
-        if folder is None:  # --resume also creates a sweep if no earlier sweep exists
+        if folder is None:  # The option --resume also creates a sweep if no earlier sweep exists.
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, manifest.read(folder) | options)
@@ -222,7 +224,7 @@ def _plan(
 
     axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
-    # A value that -p sets replaces the list of values in the file.
+    # A value from the option -p replaces the list of values in the sweep file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
     axes |= sweep_plan.read_assignments(assignments)
     if not axes and repeats is None:
@@ -322,7 +324,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
             finished = scheduler.run(todo, trials)
         else:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
-        # The records are read again, because another process may have stopped a notebook run.
+        # The records of the notebook runs are read again, because another process may have stopped
+        # a run.
         missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
@@ -335,7 +338,9 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     say(f"{total - missing} of {total} completed{ended}; result: {displayed_path(folder)}")
     if missing:
         place = shlex.quote(str(displayed_path(folder)))
-        there = plan.notebook.is_absolute()  # the sweep's record contains no absolute notebook path
+        # The record of a sweep contains no absolute notebook path, so the user must repeat the
+        # command.
+        there = plan.notebook.is_absolute()
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
         say(
             f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}",

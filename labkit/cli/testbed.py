@@ -44,7 +44,8 @@ def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
     folder = testbed_state.folder_of(testbed_state.UP)
     if testbed_state.read_state(folder) is not None:
         raise LabkitError("a testbed is already running; stop it first: labkit testbed down")
-    testbed_state.remove_stale(folder)  # a testbed that was killed may have left files
+    # A testbed (emulated hosts on this machine) that was killed may have left files.
+    testbed_state.remove_stale(folder)
     testbed_state.start(testbed_state.folder_of(testbed_state.UP), plan, parent=False)
     _show()
 

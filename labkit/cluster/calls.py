@@ -33,13 +33,19 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 POLL_INTERVAL = 0.05  # seconds
-_LATE = re.compile(r": rank (\d+) is in ")  # matches messages of WaitTooLong
-HOST_LOST_GRACE = 0.3  # seconds that labkit waits for the other ranks after a host has failed
-# `_DIED` matches the messages of RankDied.
+# The expression `_LATE` matches messages of the error WaitTooLong.
+_LATE = re.compile(r": rank (\d+) is in ")
+# The constant HOST_LOST_GRACE is the time in seconds that labkit waits for other ranks after a host
+# has failed.
+HOST_LOST_GRACE = 0.3
+# The expression `_DIED` matches messages of the error RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
-_LOST_HOST = re.compile(r"host \S+ with rank (\d+)")  # matches messages of HostSilent
-ANSWER = 1.0  # seconds in which a nanny process must report whether its rank is alive
-ENGINE_GONE = "EngineError"  # ipyparallel raises this error a minute after an engine's death
+# The expression `_LOST_HOST` matches messages of the error HostSilent.
+_LOST_HOST = re.compile(r"host \S+ with rank (\d+)")
+# ipyparallel's nanny process must report within ANSWER seconds whether its rank is alive.
+ANSWER = 1.0
+# ipyparallel raises the error EngineError one minute after the death of an engine.
+ENGINE_GONE = "EngineError"
 
 
 class ClusterProtocol(Protocol):
@@ -183,9 +189,9 @@ class PendingCalls:
         return self._cluster.state()["pid"] == self._keeper
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
-        # Receive times are compared as text, because a result from a lost engine has no receive
-        # time to compare. A rank that only reports the failure of another rank comes after all
-        # others.
+        # Receive times are compared as text, because the result of a lost engine has None instead
+        # of a time. In the order of failures, a rank that only reports another rank's failure comes
+        # last.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
@@ -217,13 +223,13 @@ class Calls(PendingCalls, Generic[T]):
 
         from labkit.worker.work import main
 
-        # The task is pickled once, here. ipyparallel would pickle it once per engine, and would
-        # refer to modules that an engine may lack.
+        # labkit itself pickles the task, because ipyparallel would pickle it for each engine, and
+        # refer to modules that engines lack.
         task = cloudpickle.dumps(
             {
                 # The function is a separate pickle inside the pickled task. A rank unpickles the
-                # function after it has joined the other ranks. An error of unpickling is reported
-                # like an error of the function.
+                # function after it has joined the other ranks. labkit reports an error during
+                # unpickling of the function like an error that the function raises.
                 "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
@@ -232,8 +238,8 @@ class Calls(PendingCalls, Generic[T]):
                 "folder": os.getcwd(),
                 "modules": (modules := imports.extra_folders()),
                 "luggage": None if cluster.how.is_local else pack(modules),
-                # LABKIT_DATA is sent, because another process with a different environment may have
-                # started the engines.
+                # The task contains the variable LABKIT_DATA, because a process with a different
+                # environment may have started the engines.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
                 | keras_settings.carried(),
                 **extra,
@@ -242,13 +248,15 @@ class Calls(PendingCalls, Generic[T]):
         # Processes that share a cluster use its ranks one after another, so that each call has all
         # its ranks at once.
         self._turn, self._closed = Turn(cluster.folder), False
-        self._silent: set[int] = set()  # ranks that wait for dead ranks forever
-        self._ended_at = math.inf  # time at which the first surviving rank returned
+        # The set `_silent` contains ranks that wait forever for dead ranks.
+        self._silent: set[int] = set()
+        # The attribute `_ended_at` is the time at which the first surviving rank returned.
+        self._ended_at = math.inf
         try:
-            if dead := cluster.state()["dead"]:  # the dead ranks died between two calls
+            if dead := cluster.state()["dead"]:  # Ranks may have died between two calls.
                 cluster.rebuild(dead)
-            # `client` is read after the wait for the ranks, because the engines may restart during
-            # this wait.
+            # The property `client` is read after the wait for free ranks, because the engines may
+            # restart during this wait.
             client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -268,10 +276,10 @@ class Calls(PendingCalls, Generic[T]):
             time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # When a rank fails, the other ranks raise errors themselves; their tracebacks
-                # explain more than a kill would. If a host is lost, it sends no traceback, so the
-                # wait for other ranks is shorter. `wait_polling` yields control repeatedly, so that
-                # a user can still stop the run.
+                # labkit waits for the other ranks of a failed call, because their tracebacks
+                # explain more than a kill would. A lost host sends no traceback, so labkit waits
+                # less long for the other ranks. The generator `wait_polling` yields control
+                # repeatedly, so that a user can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )
@@ -332,7 +340,8 @@ class Calls(PendingCalls, Generic[T]):
         for rank, call in enumerate(self._calls):
             if wait and rank not in dead:
                 call.wait_for_output(self.grace)
-            # The client's thread adds messages to the dictionary `metadata["data"]`.
+            # The loop iterates over a copy, because the thread of ipyparallel's client adds
+            # messages to the dictionary.
             published = call.metadata["data"]
             yield from ((rank, published.pop(name)) for name in list(published))
 
@@ -386,7 +395,7 @@ class Calls(PendingCalls, Generic[T]):
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
-            # The error names the rank that is late, not the rank that waits.
+            # The error message names the late rank, not the rank that waits for it.
             rank = int(late[1])
             raise RankError(
                 f"rank {rank} did not reach the call in which other ranks wait: {name}: "
@@ -408,8 +417,8 @@ class Calls(PendingCalls, Generic[T]):
 
     def _still_alive(self, rank: int) -> str:
         """Return a clause for an error message if the nanny reports a living rank, else ""."""
-        # ipyparallel's nanny is a process on the engine's host, which can send signal 0 to the
-        # engine to test it.
+        # ipyparallel's nanny is a process on the engine's host, which can test the engine by signal
+        # 0.
         engine, client = self._cluster.engines[rank], self._cluster.client
         future = client.send_signal(0, engine, block=False)
         end = time.monotonic() + ANSWER

@@ -158,10 +158,12 @@ class Cluster:
 
     def _open(self, engines: LocalEngines | RemoteEngines) -> None:
         self._engines, self.folder = engines, engines.folder
-        self._lock = RLock()  # the thread of a run and a cell may both start engines
+        # A lock is needed, because the thread of a run and a notebook cell may both start engines.
+        self._lock = RLock()
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[SubmittedRun] = WeakSet()
-        # variables of cells, saved before the engines restart
+        # The attribute `_saved` contains variables of notebook cells, which labkit saves before the
+        # engines restart.
         self._saved: CellVariables | None = None
         self.start()
 
@@ -213,7 +215,7 @@ class Cluster:
 
         Runs that this object has submitted are stopped, and their records say "interrupted".
         """
-        # A copy is needed, because the weak set shrinks when runs end.
+        # The loop iterates over a copy, because the weak set may shrink when runs end.
         for live in list(self._submitted):
             live.end()
         self._release()
@@ -253,7 +255,7 @@ class Cluster:
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; if the cluster has ended, access to it restarts the cluster."""
         with self._lock:
-            # `how_ended` also detects engines that another process has ended.
+            # The method `how_ended` also detects engines that another process has ended.
             if self._client is None or self.how_ended() is not None:
                 self._release()
                 self.start()
@@ -335,7 +337,7 @@ class Cluster:
             find_resumable(experiment, resume),
         )
         if previous is not None and previous.status["state"] == "completed":
-            previous = None  # a completed run does not change, so a new run starts
+            previous = None  # A completed run cannot continue, so a new run starts.
         return self._begin_run(experiment, show, settings, resume, previous)
 
     def _begin_run(
@@ -359,10 +361,11 @@ class Cluster:
         self, experiment: Experiment, directory: Path, show: bool, context: CheckpointContext | None
     ) -> RunHandle:
         live = SubmittedRun(self, experiment, directory, context)
-        if (client := self._client) is not None:  # here, `self.client` would restart the engines
+        # The code reads `_client`, because the property `client` would restart ended engines.
+        if (client := self._client) is not None:
             state = self.state()
             for engine in state["engines"][experiment.ranks : state["workers"]]:
-                # ranks without work import the modules for training
+                # Engines without a rank of this run import the modules for training in advance.
                 client[engine].apply_async(prepare)
         self._submitted.add(live)
         live.begin(show)
@@ -401,7 +404,8 @@ class Cluster:
             RankError: A rank failed. When `RankError` is raised, the call has also ended on the
                 ranks that waited for the failed rank.
         """
-        # A call may use fewer ranks, so that one cluster serves experiments of several sizes.
+        # A call may use fewer ranks than the cluster has, so that one cluster serves experiments of
+        # several sizes.
         count = self.workers if ranks is None else ranks
         if not 1 <= count <= self.workers:
             raise InvalidInput(f"ranks={ranks} is impossible; allowed: 1 to {self.workers}")
@@ -492,9 +496,10 @@ class Cluster:
         import ipyparallel as ipp
         from traitlets.log import get_logger
 
-        # The client warns that messages are not signed, but CurveZMQ authenticates them.
+        # ipyparallel's client warns that messages are not signed, but CurveZMQ authenticates them.
         log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
-        log = getattr(log, "logger", log)  # unwraps a logger adapter
+        # The function `get_logger` may return a logger adapter, which has no method `addFilter`.
+        log = getattr(log, "logger", log)
         log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
@@ -508,15 +513,16 @@ class Cluster:
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
             view.block = True
-            view.activate()  # %%px runs on all ranks, in rank order
-            magic.register(self)  # unlike %%px, %%ranks ends the cell at the first failure
+            view.activate()  # The magic command %%px runs a cell on all ranks, in rank order.
+            # Unlike %%px, the magic command %%ranks ends the cell at the first failure.
+            magic.register(self)
             magic.register_fault_magic()
         return self._client
 
     @property
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
-        _ = self.client  # restarts the engines if they have ended
+        _ = self.client  # Access to the property `client` restarts the engines if they have ended.
         state = self.state()
         return state["engines"][: state["workers"]]
 
@@ -532,7 +538,8 @@ class Cluster:
             "fault_tolerant",
             "spares",
         ]
-        # If `trusted_network` is True, a running cluster is accepted with either value.
+        # A caller that trusts the network accepts a running cluster with either value of
+        # `trusted_network`.
         if not self.how.trusted_network:
             fields.append("trusted_network")
         for field in fields:
@@ -570,7 +577,8 @@ class Cluster:
         if isinstance(experiment.dataset, str):
             from labkit import datasets
 
-            # The download happens once here, because parallel downloads by ranks would collide.
+            # This process downloads the data set once, because parallel downloads by ranks would
+            # collide.
             datasets.ensure(experiment.dataset)
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, ClassVar
 
-SOME = 4096  # maximum number of interned code objects
+SOME = 4096  # The constant SOME is the maximum number of interned code objects.
 
 
 def intern(code: CodeType) -> CodeType:
@@ -65,5 +65,6 @@ def intern_calls() -> None:
             return super().do_apply(content, buffers, "call", metadata)
 
     app.Kernel = Kernel
-    vars(kernel)["exec"] = execute  # a global of the module, which shadows the builtin `exec`
+    # The module's new global `exec` shadows the builtin function `exec`.
+    vars(kernel)["exec"] = execute
     codeutil.code_ctor = construct

@@ -25,7 +25,9 @@ from labkit.cluster.warm import inherited
 from labkit.common.errors import LabkitError
 from labkit.common.machine import check_ranks
 
-UNCLAIMED = 60.0  # seconds after which unclaimed engines end
+# The constant UNCLAIMED is the time in seconds after which labkit ends engines that no notebook has
+# claimed.
+UNCLAIMED = 60.0
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         return
     folder = folder_of(default_name(launch_options)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
-    if launch.is_up(folder):  # the engines are warm, or their cluster is in use
+    if launch.is_up(folder):  # A cluster that is already running needs no early start.
         yield
         return
     starter = subprocess.Popen(
@@ -54,10 +56,13 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
             str(folder),
             launch_options.to_json(),
         ],
-        stdin=subprocess.PIPE,  # the pipe closes when this process ends
+        # The pipe closes when this process ends, and then the starter process exits, too.
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=folder,  # the cluster's folder contains no Python modules to import
+        # The starter process runs in the cluster's folder, because this folder contains no Python
+        # modules to import by mistake.
+        cwd=folder,
         env=inherited(),
         start_new_session=True,
     )
@@ -65,7 +70,8 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         try:
             yield
         finally:
-            starter.terminate()  # the starter process releases its lease when it ends
+            # The starter process releases its lease on the cluster when it ends.
+            starter.terminate()
 
 
 def main(folder: Path, launch_options: Start) -> None:

@@ -36,15 +36,19 @@ from labkit.hosts.host_list import is_reachable
 from labkit.worker.source_bundle import FOLDER
 
 POLL_INTERVAL = 1.0  # seconds
-CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
-ENDS = 30.0  # seconds that mpiexec or srun may take to end its guests
-# A guest exits after `UNREACHED` seconds without the controller, because a network link may recover
-# earlier.
+# The environment variable IPP_CONNECTION_INFO contains the address and the keys of ipyparallel's
+# controller.
+CONNECTION = "IPP_CONNECTION_INFO"
+# The constant ENDS is the time in seconds that mpiexec or srun may take to end its processes.
+ENDS = 30.0
+# A guest (an engine that may run on another host) waits UNREACHED seconds for the controller,
+# because a link may recover.
 UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
 THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.locks", "labkit.cluster.engine"]
-# The shell command `_TIDIES` waits until a guest ends, and then removes the guest's folders.
+# The shell command `_TIDIES` waits until an engine process ends, and then removes the engine's
+# folders.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
@@ -65,8 +69,8 @@ def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]
     """Return two commands: one starts the ranks, and the other is the command of each rank."""
     if is_local:
         return [*words], [*THROTTLED_COMMAND, "engine"]
-    # Guests do not get the variable KEEPER, because the keeper process uses it to find the
-    # processes on its own host.
+    # Engines on several hosts do not get the variable LABKIT_KEEPER, by which the supervising
+    # process finds processes on its own host.
     return [*ENGINE_COMMAND, "command", *words], ["env", "-u", KEEPER, *ENGINE_COMMAND, "guest"]
 
 
@@ -75,13 +79,14 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
     def poll() -> None:
         lock = Lock(lock_path)
-        # The lock is more reliable than messages, because the operating system releases it when the
-        # keeper process ends.
+        # A lock is more reliable than messages, because the operating system releases it when the
+        # supervising process ends.
         while lock.is_held():
             time.sleep(POLL_INTERVAL)
         if with_group:
             os.killpg(os.getpgid(0), signal.SIGKILL)
-        # `os._exit` is needed, because a rank inside an MPI call would not react to an exception.
+        # The process ends by `os._exit`, because a rank inside an MPI call would not react to an
+        # exception.
         os._exit(1)
 
     threading.Thread(target=poll, name="labkit-lease", daemon=True).start()
@@ -129,7 +134,7 @@ class ImportsInWaves(MetaPathFinder):
             with start_semaphore(self.keeper):
                 execute(module)
 
-        # Only this loader object is changed, not the class of the loader.
+        # The import hook changes only this loader object, not the class of the loader.
         vars(spec.loader)["exec_module"] = wait_and_execute
         return spec
 
@@ -147,7 +152,8 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    # `terminate` is called once, because a second signal would make mpiexec skip its cleanup
+    # The code calls `terminate` only once, because a second signal would make mpiexec skip its
+    # cleanup.
     child.terminate()
     try:
         return child.wait(ENDS)
@@ -160,7 +166,8 @@ if __name__ == "__main__":
     role = sys.argv.pop(1)
     if role == "command":
         code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
-        # This process ends by the same signal, so that the keeper process can report the signal.
+        # The process ends by the signal that ended its child, so that the supervising process can
+        # report the signal.
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
@@ -175,11 +182,12 @@ if __name__ == "__main__":
         if role == "engine":
             start_reporting(keeper.parent)
             sys.meta_path.insert(0, ImportsInWaves("tensorflow", keeper))
-        # The controller leads a process group that contains its scheduler processes.
+        # ipyparallel's controller leads a process group that contains its scheduler processes.
         watch(keeper, with_group=role == "controller")
     if role == "controller":
-        # Each forked process watches the lock itself. A fork inherits no threads, and the leader of
-        # its process group may be killed earlier.
+        # Each process that the controller forks watches the supervising process's lock in its own
+        # thread. A forked process inherits no threads, and the leader of its process group may be
+        # killed earlier.
         os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
@@ -201,12 +209,13 @@ if __name__ == "__main__":
                 super().start()
 
         if role == "guest":
-            # An engine needs a profile folder only while it starts; `_collect_rank_info` removes
-            # the folder.
+            # ipyparallel's engine needs a profile folder only while it starts; the function
+            # `_collect_rank_info` removes the folder.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         intern_calls()
-        imports.append_inherited()  # `%%px` cells can import modules before the first call
+        # `%%px` cells can import modules from the inherited folders before the first call.
+        imports.append_inherited()
         Engine.launch_instance()

@@ -22,8 +22,10 @@ from labkit.common.machine import check_ranks
 from labkit.hosts.host_list import is_reachable
 from labkit.records.endings import End
 
-Connection: TypeAlias = dict[str, Any]  # ipyparallel's connection info, which includes keys
-ATTACH = "attach.json"  # name of a file in a cluster's folder, with which other machines connect
+# A `Connection` is ipyparallel's connection info, which includes secret keys.
+Connection: TypeAlias = dict[str, Any]
+# Other machines connect to a cluster with the file attach.json from the cluster's folder.
+ATTACH = "attach.json"
 
 
 class LocalEngines:
@@ -54,8 +56,9 @@ class LocalEngines:
         with locked(
             self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
         ):
-            # The lease is acquired before `how_ended` checks the engines. A keeper process that
-            # would otherwise end the cluster finds the lease.
+            # This process acquires a lease on the cluster before it checks whether the engines have
+            # ended. While a process holds a lease on a cluster, the supervising process does not
+            # end the engines as unused.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)
@@ -80,8 +83,8 @@ class LocalEngines:
         pid = self.state()["pid"]
         if pid is not None and self.how_ended() is None:
             os.kill(pid, signal.SIGTERM)
-            # The old keeper process releases its lock last, and a new keeper process needs this
-            # lock to start.
+            # The old supervising process releases its lock last, and a new supervising process
+            # needs this lock to start.
             wait_until_free(self.folder / "keeper.lock", 90)
 
     def state(self) -> launch.ClusterState:
@@ -123,9 +126,12 @@ class LocalEngines:
         return connection
 
 
-REACHED = 5.0  # maximum seconds of an attempt to connect
-ASK_EVERY = 2.0  # minimum seconds between two connection tests
-UNREACHED = 30.0  # seconds without a connection after which the engines count as ended
+REACHED = 5.0  # The constant REACHED is the maximum time in seconds of an attempt to connect.
+# The constant ASK_EVERY is the minimum time in seconds between two connection tests.
+ASK_EVERY = 2.0
+# The constant UNREACHED is the time in seconds without a connection after which the engines count
+# as ended.
+UNREACHED = 30.0
 
 
 class RemoteEngines:
@@ -173,7 +179,7 @@ class RemoteEngines:
                 f"{file.name} was written by another version of labkit; install the same version "
                 "on both machines"
             )
-        # a local process could have the same pid as an engine of the other machine
+        # A process of this machine could have the same pid as an engine of the other machine.
         if self.how.is_local:
             raise InvalidInput(
                 f"{file.name} describes a cluster that listens on loopback only, so this machine "
@@ -217,7 +223,8 @@ class RemoteEngines:
             address = self._connection["location"], int(self._connection["registration"])
             self._queried_at = now
             self._answered = now if is_reachable(address, REACHED) else self._answered
-        if now - self._answered < UNREACHED:  # a network link may recover
+        # A network link may recover, so the engines do not count as ended at once.
+        if now - self._answered < UNREACHED:
             return None
         return End(
             "the cluster's controller does not answer: it has ended, or this machine has no "

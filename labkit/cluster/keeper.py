@@ -51,24 +51,34 @@ T = TypeVar("T")
 
 POLL_INTERVAL = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
-BEAT = 0.5  # seconds between heartbeats; an engine registers at its second heartbeat
-GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
-TRIES = 5  # maximum number of attempts to start; another program may take the port of an attempt
-# mpiexec prints the text `DEAF` if session files exist under its pid. An earlier mpiexec with the
-# same pid leaves such files when it is killed.
+# The constant BEAT is the time in seconds between heartbeats; an engine registers at its second
+# heartbeat.
+BEAT = 0.5
+# The constant GIVEN_UP is the time in seconds without a heartbeat after which an engine counts as
+# lost.
+GIVEN_UP = 60.0
+# The constant TRIES is the maximum number of start attempts; an attempt fails if another program
+# takes its port.
+TRIES = 5
+# The constant DEAF is the error text that mpiexec prints if session files exist under its process
+# id. Session files remain when mpiexec is killed, and a later mpiexec may get the same process id.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
 GIVEN_UP_START = "the start was abandoned, because no process waits for the engines"
-DONE = 10.0  # seconds until Slurm must have finished or cancelled a job
+# The constant DONE is the time in seconds until Slurm must have finished or cancelled a job.
+DONE = 10.0
 OPEN = (
     "mpiexec listens on every network interface without encryption or a key, so anyone who "
     "reaches this machine may start programs as you; on a network that you trust, give "
     "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, allow "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
-LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; mpiexec may have none
-FEW = 5  # maximum number of nodes that an error message lists
-# If the exit code is 213, mpiexec has printed the cause, but a busy machine may lose this output.
+# labkit waits LISTENS seconds for mpiexec's listening socket, because mpiexec may have no such
+# socket.
+LISTENS = 1.0
+FEW = 5  # The constant FEW is the maximum number of nodes that an error message lists.
+# Before mpiexec exits with code 213, it prints the cause, but this output may be lost on a busy
+# machine.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
@@ -78,8 +88,8 @@ class _Child:
     _popen_process: subprocess.Popen[bytes]
 
     def _start_waiting(self) -> None:
-        # ipyparallel's `_start_waiting` reaps the child in a thread, and loses the signal that
-        # ended the child.
+        # The method does nothing, because ipyparallel's `_start_waiting` would lose the signal that
+        # ended the child process.
         pass
 
     def poll(self) -> int | None:
@@ -90,12 +100,11 @@ class _Child:
 class Controller(_Child, LocalControllerLauncher):
     """The controller process of ipyparallel; it ends when the cluster's keeper process ends."""
 
-    # Commands are lists, because they replace ipyparallel's traits of type list.
+    # The command is a mutable list, because it replaces a trait of ipyparallel of type list.
     controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
     def _output_file_default(self) -> str:
-        # The controller's log is in the same folder as the log of the keeper process; each attempt
-        # to start replaces the controller's log.
+        # The controller's log is in the cluster's folder, and each attempt to start replaces it.
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
     def get_output(self, remove: bool = False) -> str:
@@ -124,42 +133,48 @@ class ClusterKeeper:
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
-        # `sessions` is the folder of mpiexec's session files, which remain if mpiexec is killed.
+        # The folder `sessions` contains mpiexec's session files, which remain if mpiexec is killed.
         self.sessions = folder / "mpiexec"
-        self.warm: float | None = None  # seconds that a warm start took, see `launch.ClusterState`
+        # The attribute `warm` is the time in seconds that a warm start took; see
+        # `launch.ClusterState`.
+        self.warm: float | None = None
         self.ranks = how.ranks
-        self.cluster: ipp.Cluster = None  # set by `_start`
-        self.engines: list[int] = []  # engine ids in rank order
-        self.hosts: list[str] = []  # host names of the ranks
-        self.dead: list[int] = []  # dead ranks of this machine, see `launch.ClusterState`
+        self.cluster: ipp.Cluster = None  # The method `_start` sets the attribute `cluster`.
+        # The list `engines` contains ipyparallel's engine ids in rank order.
+        self.engines: list[int] = []
+        self.hosts: list[str] = []
+        # The list `dead` contains the dead ranks of this machine; see `launch.ClusterState`.
+        self.dead: list[int] = []
         self._watch: ProcessWatch | None = None
-        # `_starting` contains the processes that were seen as children of mpiexec during the start.
+        # `_starting` contains the rank processes that the keeper process has seen below mpiexec
+        # while the cluster starts.
         self._starting: set[psutil.Process] = set()
-        self._counted = 0.0  # time of the last update of `_starting`
-        # The keeper process finds its Slurm job by the job name in the file `job`. The number of
-        # the Slurm job may be unknown, because the Slurm command or an earlier keeper process was
-        # killed.
+        self._counted = 0.0  # `_counted` is the time of the last search for new rank processes.
+        # The keeper process finds its Slurm job by the job name in the file `job`. The keeper
+        # process does not know the number of its Slurm job if the Slurm command or an earlier
+        # keeper process was killed.
         name = folder / "job"
         if not name.exists():
-            # Commas and other special characters are replaced, because Slurm splits lists of job
-            # names at commas.
+            # The job name contains no commas or other special characters, because Slurm splits
+            # lists of job names at commas.
             label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
-        # The flag `is_given_up` is set if no process waits for the start any longer, or if the
-        # start takes too long.
+        # `is_given_up` becomes True if no process waits for the cluster's start any longer, or if
+        # the start takes too long.
         self.is_given_up = False
-        self.waits = False  # whether the Slurm job is still queued
-        self._queried_at = time.monotonic()  # time of the last query to Slurm
+        self.waits = False  # `waits` is True while the Slurm job of the ranks is in the queue.
+        self._queried_at = time.monotonic()
 
     def start(self) -> None:
         """Start the controller and the engines, and write cluster.json when all are registered."""
-        # Child processes inherit the launcher's environment variables, which must be set before
-        # TensorFlow is imported.
+        # The keeper process itself sets variables for the ranks, because ranks inherit its
+        # environment and TensorFlow reads the variables on import.
         variables = self.how.environment(self._job)
         os.environ.update(variables)
         self.sessions.mkdir(mode=0o700, exist_ok=True)
-        # only the local mpiexec can use the folder `sessions`; daemons on other hosts cannot
+        # Daemons of mpiexec on other hosts cannot use the folder `sessions`, which only the local
+        # mpiexec can use.
         if self.how.is_local:
             os.environ[SESSIONS] = str(self.sessions)
             os.environ.update(backing_variables(self.ranks, [self.sessions]))
@@ -168,8 +183,8 @@ class ClusterKeeper:
             self.how.command(self._job, [*variables, CONNECTION]), self.how.is_local
         )
         self._address = self.how.address()
-        # ipyparallel's nanny process interrupts an engine on another host; ranks on this host need
-        # no nanny.
+        # ipyparallel's nanny process sends interrupts to an engine on another host; engines on this
+        # host need no nanny.
         Engines.engine_args.append(f"--IPEngine.enable_nanny={not self.how.is_local}")
         for remaining in reversed(range(TRIES)):
             try:
@@ -189,9 +204,11 @@ class ClusterKeeper:
     def _start(self) -> None:
         # ipyparallel's launcher appends to its log, so the log of an earlier attempt is removed.
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
-        # The connection files of a controller that was killed are no longer valid.
+        # The folder `profile` may contain connection files of a killed controller, which are no
+        # longer valid.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
-        # `stop` removes the folder of session files after each failed attempt.
+        # Each attempt creates the folder of mpiexec's session files again, because `stop` removes
+        # the folder after a failed attempt.
         self.sessions.mkdir(mode=0o700, exist_ok=True)
         self.cluster = ipp.Cluster(
             n=self.ranks,
@@ -200,21 +217,25 @@ class ClusterKeeper:
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
             controller_ip=self._address,
-            # Engines receive the keys through an environment variable, not through a file.
+            # Engines receive the controller's connection keys through an environment variable, not
+            # through a file.
             send_engines_connection_env=True,
             controller_args=[
                 # Without CurveZMQ's encryption, every user of this machine could read the output of
                 # ranks.
                 "--IPController.enable_curve=True",
                 f"--IPController.location={self._address}",
-                # The task database would store every result, which no client needs.
+                # The option --nodb disables ipyparallel's task database, which would store every
+                # result although no client reads stored results.
                 "--nodb",
                 f"--HeartMonitor.period={round(1e3 * BEAT)}",
                 f"--HeartMonitor.max_heartmonitor_misses={round(GIVEN_UP / BEAT)}",
             ],
             delay=0,
             load_profile=False,
-            shutdown_atexit=False,  # the keeper process itself ends its child processes
+            # The keeper process ends its child processes itself, so ipyparallel need not end them
+            # at exit.
+            shutdown_atexit=False,
             log_level=logging.WARNING,
         )
         started_at = time.monotonic()
@@ -224,13 +245,17 @@ class ClusterKeeper:
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._check_start()
-            confined = confined or self._confine()  # mpiexec may open its listening socket late
+            # mpiexec may open its listening socket only after the first call of `_confine`.
+            confined = confined or self._confine()
             time.sleep(0.05)
-        self._confine()  # the ranks may have opened further sockets
-        # The ranks report during the start, because they may be busy when a client connects later.
+        # The ranks may have opened further sockets since the last call of `_confine`.
+        self._confine()
+        # The ranks report their host and process id during the start, because a later client may
+        # find the ranks busy.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
-            # The function is pickled by name, so that the engines import its module.
+            # The function `prepare` is pickled by name, so each engine imports the function's
+            # module.
             from labkit.worker.work import prepare
 
             self._call_all(client, prepare)
@@ -278,32 +303,33 @@ class ClusterKeeper:
             return True
         try:
             mpiexec = self._mpiexec()
-            # If all ranks are on one host, no daemon connects to mpiexec, so packets to its sockets
-            # are dropped.
+            # If all ranks are on one host, no daemon connects to mpiexec, so labkit may drop all
+            # packets to mpiexec's sockets.
             confined = confine(mpiexec, patience, drop_packets=True)
-            # mpiexec may be a wrapper script, and its descendants, such as the ranks, may listen on
-            # TCP sockets.
+            # Descendants of mpiexec may also listen on TCP sockets: the ranks, and the real mpiexec
+            # below a wrapper script.
             for process in mpiexec.children(recursive=True):
                 confine(process)
             return confined
         except psutil.NoSuchProcess:
-            return False  # `_check_start` reports how mpiexec has ended
+            return False  # If mpiexec has ended, `_check_start` reports the cause.
         except (LabkitError, psutil.AccessDenied) as error:
             self._check_start()
             raise InvalidInput(f"{error}; {OPEN}") from None
 
     def _check_start(self) -> None:
         """Raise an error if the start has failed; if a Slurm job waits in the queue, record why."""
-        # The flag `is_given_up` is also tested here. An exception is lost if the signal handler
-        # raises it while Python runs a finalizer.
+        # `_check_start` also tests the flag `is_given_up`, because the exception that the signal
+        # handler raises may be lost. Python ignores an exception that a signal handler raises while
+        # a finalizer runs.
         if self.is_given_up:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._output()}")
         if self._has_lost_rank():
             raise LabkitError(f"a rank died before all ranks were ready: {self._output()}")
-        # The log also shows failures of the controller's processes, after which no engine can
-        # register.
+        # The controller's log also shows failures of the controller's child processes, after which
+        # no engine can register.
         if self._port_taken():
             raise _TransientError("another program uses a port of the ipyparallel controller")
         if self.how.queues and time.monotonic() - self._queried_at > (
@@ -312,7 +338,7 @@ class ClusterKeeper:
             self._queried_at = time.monotonic()
             try:
                 reasons = self._queue_reasons()
-            # Slurm may be restarting; the Slurm job stays in the queue.
+            # Slurm's commands fail while Slurm restarts, but the Slurm job stays in the queue.
             except LabkitError as error:
                 reasons = [str(error)]
             self.write_state("starting", End("; ".join(reasons)))
@@ -322,7 +348,8 @@ class ClusterKeeper:
         now = time.monotonic()
         if self.how.is_local and self.how.fault_tolerant and now - self._counted > POLL_INTERVAL:
             self._counted = now
-            with suppress(psutil.Error):  # `end` reports how mpiexec has ended
+            # If mpiexec has ended, the method `end` reports the cause.
+            with suppress(psutil.Error):
                 self._starting |= set(filter(_is_rank, self._mpiexec().children()))
         return any(map(has_exited, self._starting))
 
@@ -352,8 +379,9 @@ class ClusterKeeper:
                 self.write_state("ready")
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
-            # The cluster ends only if no lease exists for two polls. When a cell recreates its
-            # cluster, the old lease ends before the new lease begins.
+            # The cluster ends only if the keeper process has found no lease during two poll
+            # intervals. When a notebook cell recreates its cluster, the old lease on the cluster
+            # ends before the new lease begins.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
                 return End("no process uses the cluster")
 
@@ -403,7 +431,8 @@ class ClusterKeeper:
         end = time.monotonic() + DONE
         while True:
             jobs = self.how.queue().jobs(name=self._job)
-            # Only the last job counts, because earlier jobs of this name belong to failed attempts.
+            # Only the last Slurm job with this name counts, because earlier jobs belong to failed
+            # attempts to start the cluster.
             if not jobs or jobs[-1].has_ended or time.monotonic() > end:
                 return jobs[-1] if jobs else None
             time.sleep(POLL_INTERVAL)
@@ -443,15 +472,16 @@ class ClusterKeeper:
     def stop(self) -> None:
         """End every process of this cluster, including orphans."""
         if self.how.queues and self.how.launch_command == "srun":
-            # On SIGTERM, srun kills its ranks at once. If the job is cancelled first, the ranks
-            # have time for cleanup.
+            # On SIGTERM, srun kills its ranks at once. If labkit cancels the Slurm job before it
+            # ends srun, the ranks have time for cleanup.
             self._cancel()
             end = time.monotonic() + DONE
             while self._is_started() and time.monotonic() < end:
                 time.sleep(POLL_INTERVAL / 5)
         end_all(self.folder / "keeper.lock")
         shutil.rmtree(self.sessions, ignore_errors=True)
-        if self.how.queues:  # the job may still exist if its salloc or srun was killed
+        # The Slurm job may still exist if its salloc or srun command was killed.
+        if self.how.queues:
             self._cancel()
 
     def _is_started(self) -> bool:
@@ -461,7 +491,8 @@ class ClusterKeeper:
     def _cancel(self) -> None:
         try:
             self.how.queue().cancel(name=self._job)
-        # If the cancellation fails, the engines cancel their job when they lose the controller.
+        # If the cancellation of the Slurm job fails, the engines cancel their job when they lose
+        # the connection to the controller.
         except LabkitError as error:
             print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
@@ -490,12 +521,13 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
-    # The file /proc/self/maps exists only on Linux; on other systems, mpiexec removes shared
-    # memory.
+    # The file /proc/self/maps exists only on Linux; on other systems, mpiexec itself removes the
+    # shared-memory files.
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         if "/sm_segment." in line:
-            with suppress(FileNotFoundError):  # another rank has already removed the mapped file
+            # Another rank may already have removed the shared-memory file.
+            with suppress(FileNotFoundError):
                 os.unlink(line.split(maxsplit=5)[5])
     if is_guest:
         shutil.rmtree(os.environ["IPP_PROFILE_DIR"], ignore_errors=True)
@@ -506,7 +538,8 @@ def _watch_start(keeper: ClusterKeeper, started: threading.Event) -> None:
     """Interrupt the start if no process waits for the engines, or if the start takes too long."""
     end = time.monotonic() + START_LIMIT
     while not started.wait(POLL_INTERVAL):
-        if keeper.waits:  # START_LIMIT does not include the time in Slurm's queue
+        # The time limit START_LIMIT does not include the waiting time in Slurm's queue.
+        if keeper.waits:
             end = time.monotonic() + START_LIMIT
         if not is_wanted(keeper.folder) or time.monotonic() > end:
             keeper.is_given_up = True
@@ -523,21 +556,24 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main(folder: Path, launch_options: Start, warms: bool) -> None:
     """Run the keeper process of a cluster until no process needs the cluster."""
     lock = Lock(folder / "keeper.lock")
-    # Another process that tests the lock holds it for a moment, so the keeper process tries again.
+    # A process that only tests the lock holds the lock for a moment, so the keeper process tries
+    # repeatedly.
     tries = 0
     while not lock.acquire():
         tries += 1
-        if tries > 400:  # 400 attempts take 20 s, enough on a busy machine
+        # The 400 attempts to acquire the lock take 20 s, which is enough on a busy machine.
+        if tries > 400:
             raise SystemExit("this cluster already has a running parent process (keeper)")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
     keeper = ClusterKeeper(folder, launch_options, warms)
-    keeper.stop()  # end processes and remove files that a killed keeper process has left
+    # `stop` also ends processes and removes files that a killed keeper process has left.
+    keeper.stop()
 
     def end(how: End) -> None:
-        # During the cleanup, signals are ignored, because a further signal must not interrupt the
-        # cleanup.
+        # The keeper process ignores further signals during the cleanup, because a signal must not
+        # interrupt the cleanup.
         for number in (signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
         keeper.write_state("ended", how)
@@ -550,8 +586,8 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         keeper.start()
         started.set()
-    # The cleanup after a failed start runs without the start lock. The process that waits for the
-    # start holds the start lock.
+    # The cleanup after a failed start needs no start lock, because the process that waits for the
+    # start holds it.
     except BaseException as error:
         end(_end_of(error))
         clear(folder)
@@ -560,8 +596,8 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
         while True:
             ended = keeper.wait()
             # If a process acquires a lease before the keeper process acquires the start lock, the
-            # cluster continues. A process that comes later waits for the start lock, and then
-            # starts a new cluster.
+            # cluster continues. A process that requests the cluster later waits for the start lock,
+            # and then starts a new cluster.
             with locked(folder / "start.lock"):
                 if keeper.end() is not None or not is_wanted(folder):
                     end(ended)

@@ -25,13 +25,16 @@ from labkit.common.terminal import utf8_variables
 from labkit.common.units import plural
 from labkit.records.endings import End, describe_exit
 
-QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
-START_LIMIT = 300.0  # maximum seconds of a start, enough for a busy machine
+QUIET = 60.0  # In a log, lines about the same wait are at least 60 s (QUIET) apart.
+# A cluster has 300 s (START_LIMIT) to start, which is enough on a busy machine.
+START_LIMIT = 300.0
 # The files in `OUTLIVE` remain in a cluster's folder after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
-# if this file is in a cluster's folder, no process has claimed the warm engines
+# While a cluster's folder contains the file `unsettled`, no process has claimed the engines that
+# `labkit prestart` has started.
 UNSETTLED = "unsettled"
-# If a keeper's message begins with `REFUSED`, another attempt to start would fail, too.
+# If the message of a keeper process begins with "refused: ", another attempt to start the cluster
+# would fail, too.
 REFUSED = "refused: "
 
 
@@ -42,26 +45,30 @@ class NotStarted(LabkitError):
 class ClusterState(TypedDict):
     """The state of a cluster, as its keeper process writes it to cluster.json."""
 
-    state: str  # state of the cluster: "starting", "ready" or "ended"
+    state: str  # The state of a cluster is "starting", "ready" or "ended".
     message: str
-    rank: int | None  # rank whose failure has ended the cluster; None if no rank has failed
-    signal: str  # signal that has ended the cluster; "" if none
+    rank: int | None  # `rank` is the rank whose failure has ended the cluster, or None.
+    signal: str  # `signal` is the name of the signal that has ended the cluster, or "".
     workers: int
     threads: int
-    engines: list[int]  # engine ids in rank order
-    hosts: list[str]  # host names of the ranks
-    dead: list[int]  # dead ranks of this machine in a fault-tolerant cluster
-    how: str  # the launch options (`Start`) in JSON
-    pid: int | None  # process id of the keeper process
-    # Seconds that the start of warm engines took; None if the engines are not warm.
+    engines: list[int]  # `engines` contains the id of each rank's engine, in rank order.
+    hosts: list[str]
+    # `dead` lists the ranks of this machine that have died; only a fault-tolerant cluster continues
+    # without them.
+    dead: list[int]
+    how: str  # `how` contains the launch options (class `Start`) as JSON text.
+    pid: int | None  # `pid` is the id of the keeper process, which starts and ends the cluster.
+    # `warm` is the number of seconds that the start of warm engines took, or None if the engines
+    # are not warm.
     warm: float | None
 
 
 def state(folder: Path) -> ClusterState:
     """Return the cluster state that the keeper process has last written to `folder`."""
     try:
-        # The schema version of cluster.json is not checked. The folder's name contains a hash of
-        # labkit's source, so the same labkit has written the file.
+        # `state` does not check the schema version of cluster.json, because only the same version
+        # of labkit can have written the file. The name of the cluster's folder contains a hash of
+        # labkit's source.
         record: ClusterState = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return ClusterState(
@@ -94,8 +101,8 @@ def end(folder: Path) -> End | None:
     killed.
     """
     has_keeper = is_held(folder / "keeper.lock")
-    # The state is read after the lock test, because a keeper writes the state before it releases
-    # the lock.
+    # `end` reads the state after it tests the lock, because a keeper process writes the state
+    # before it releases the lock.
     record = state(folder)
     if record["state"] == "ended":
         return End(record["message"], record["rank"], record["signal"])
@@ -121,9 +128,9 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # Another process may have begun to start the cluster, and then have stopped waiting. This
-        # process then waits for the same start. If the keeper process is ending its cluster, this
-        # process waits until the keeper process has ended.
+        # Another process may have begun to start the cluster and then stopped waiting, so `launch`
+        # waits for the same start. If the keeper process is ending its cluster, `launch` waits
+        # until the keeper process has ended.
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
@@ -145,10 +152,12 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             | bytecode_variables()
             | utf8_variables()
             | {imports.VARIABLE: imports.extra_folders()},
-            start_new_session=True,  # Ctrl-C in a terminal does not end the engines
+            # A process in a new session does not receive the terminal's Ctrl-C, which would end the
+            # engines.
+            start_new_session=True,
         )
-    # The new keeper process exits if it does not get the lock. A keeper process of an earlier start
-    # may have acquired the lock first.
+    # If an earlier keeper process holds the lock, the new keeper process exits, and `launch` waits
+    # for the earlier process.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -160,11 +169,12 @@ def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
     begin, ticker = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (record := state(folder))["state"] != "ready":
         waits_for = record["message"] if record["state"] == "starting" else ""
-        if waits_for:  # START_LIMIT does not include the time in Slurm's queue
+        # The time limit START_LIMIT does not include the waiting time in Slurm's queue.
+        if waits_for:
             begin = time.monotonic()
         ticker.tick(waits_for)
-        # `continues` returns False when the keeper process has ended. Otherwise, this process would
-        # wait until START_LIMIT.
+        # `continues` returns False when the keeper process has ended, so `_wait` does not wait
+        # until the time limit START_LIMIT.
         if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
@@ -251,14 +261,15 @@ class _Ticker:
     def __init__(self, label: str) -> None:
         self.label, self.begin = label, time.monotonic()
         self.visible, self.reason, self.printed_at = sys.stderr.isatty(), "", -QUIET
-        # In a log, the label is printed once, because each update of the line would appear as
-        # another line.
+        # A log shows each update of a line as another line, so labkit prints the label only once in
+        # a log.
         if not self.visible:
             print(label, end=" … ", file=sys.stderr, flush=True)
 
     def tick(self, waits_for: str = "") -> None:
         now = time.monotonic()
-        # In a log, lines are rare, because Slurm's estimate of the waiting time changes often.
+        # A log gets few lines about Slurm's estimate of the waiting time, because the estimate
+        # changes often.
         if waits_for != self.reason and now - self.printed_at > (1 if self.visible else QUIET):
             self.reason, self.printed_at = waits_for, now
             print(f"\n{waits_for or 'the start continues'}", end=" … ", file=sys.stderr, flush=True)

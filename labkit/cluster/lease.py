@@ -29,8 +29,12 @@ from labkit.common.locks import Lock as Lock
 from labkit.communicator import launcher
 from labkit.records import store
 
-HOLD = "LABKIT_HOLD"  # environment variable with the path of the `Hold` file of a sweep
-WARM = "warm"  # name of a lease that keeps warm engines running; other leases are named after a pid
+# The environment variable LABKIT_HOLD contains the path of a sweep's lease file, which keeps all
+# clusters of the sweep running.
+HOLD = "LABKIT_HOLD"
+# A lease named `warm` keeps engines running before any process uses them; other leases are named
+# after a process id.
+WARM = "warm"
 
 
 class Lease(Lock):
@@ -46,8 +50,8 @@ class Lease(Lock):
         name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
-        # The file is moved to the folder of leases after it is locked, because the cluster's keeper
-        # process removes lease files that nobody locks.
+        # The lease file is locked before it moves to the folder of leases, where the keeper process
+        # removes files without a lock.
         (folder / "leases").mkdir(exist_ok=True)
         self.path = self.path.rename(folder / "leases" / name)
 
@@ -72,8 +76,9 @@ class Hold(Lock):
 def link_hold(folder: Path) -> None:
     """Add the `Hold` file of the sweep, if the environment names one, to this cluster's leases."""
     if path := os.environ.get(HOLD):
-        # The hard link to the sweep's `Hold` file may exist already. If the sweep has ended and
-        # removed its `Hold` file, this process will end soon, too.
+        # The folder of leases may already contain the hard link to the sweep's lease file (`Hold`).
+        # If the sweep has ended and removed its lease file, the remaining processes of the sweep
+        # will end soon.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(path, folder / "leases" / Path(path).name)
 
@@ -109,8 +114,8 @@ class Turn:
     _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
 
     def __init__(self, folder: Path) -> None:
-        # There is one thread lock per folder, because several Cluster objects may use the same
-        # cluster.
+        # Cluster objects of one process share a thread lock per folder, because several objects may
+        # use the same cluster.
         self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
         if not self._thread_lock.acquire(blocking=False):
             print(
@@ -119,8 +124,9 @@ class Turn:
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # While a process waits for the ranks, it must hold a second lock, next.lock. Waiting is
-            # fair, because a process that has used the ranks must queue again.
+            # A process that waits for the ranks must hold a second lock, next.lock. The lock
+            # next.lock makes waiting fair, because a process that has used the ranks must queue
+            # again.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:
@@ -169,15 +175,15 @@ def wait_until_free(path: Path, seconds: float) -> bool:
         lock.release()
 
 
-# An engine reads the environment variables with the prefixes in `SHAPING` only once, when the
-# engine starts.
+# An engine reads environment variables whose names begin with a prefix in `SHAPING` only once, when
+# the engine starts.
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# The variables in `HARMLESS` match a prefix in `SHAPING`, but they affect no computation. They
-# concern bytecode files and prompts.
+# The variables in `HARMLESS` begin with a prefix in `SHAPING`, but they concern bytecode files and
+# prompts, and affect no computation.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
@@ -209,7 +215,7 @@ def absolute(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    # Open MPI may be installed without a Python package.
+    # `version` raises an error if Open MPI is installed without a Python package.
     with suppress(PackageNotFoundError):
         return version(package)
     return ""

@@ -21,9 +21,11 @@ from labkit.experiment import Experiment
 from labkit.network import Fault
 from labkit.records.endings import STOP_SIGNALS, End
 
-ASK_EVERY = 1.0  # seconds between two requests for the current calls of the ranks
-TRIES = 3  # maximum number of restarts if ranks die before a cell starts
-GRACE = 0.5  # seconds to wait for the other ranks, because they may fail with the same error
+ASK_EVERY = 1.0  # labkit asks each rank once per second (ASK_EVERY) which call it is executing.
+TRIES = 3  # If ranks die before the cell starts, labkit tries the cell at most three times (TRIES).
+# After a rank has failed, labkit waits 0.5 s (GRACE), because other ranks may fail with the same
+# error.
+GRACE = 0.5
 
 
 class CellFailed(RankError):
@@ -190,8 +192,8 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            # `client` restarts the engines at once. Without this access, the next `%%px` would find
-            # no engines.
+            # Access to the property `client` restarts the engines at once. Without an access to
+            # `client`, the next `%%px` cell would find no engines.
             _ = self._cluster.client
         return locations
 

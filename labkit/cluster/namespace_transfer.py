@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-# maximum bytes per rank, because too many bytes would block the controller, which forwards them
+# Each rank transfers at most 256 MiB of variables, because more bytes would block the controller,
+# which forwards the bytes.
 MOST = 2**28
 POLL_INTERVAL = 0.05  # seconds
 
-Values: TypeAlias = dict[str, bytes]  # pickled values by name
+# `Values` maps the name of each variable to its pickled value.
+Values: TypeAlias = dict[str, bytes]
 
 
 class CellVariables(NamedTuple):

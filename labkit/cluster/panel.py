@@ -39,7 +39,7 @@ class LivePanel:
     def draw(self, live: ProgressView) -> None:
         """Draw the history rows that have been added since the last call."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
-        # The figure is only extended by new rows, because a new figure would lose the user's zoom.
+        # The panel adds new rows to its figure, because a new figure would lose the user's zoom.
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
         run = live.run
         if rows or epochs or run is not None:

@@ -36,8 +36,9 @@ class PredictionSpec:
     grid_layers: None = None
     time_steps: None = None
     epoch_steps: None = None
-    batch_size: int = sys.maxsize  # a prediction has no training batch
-    rows: int = sys.maxsize  # a prediction has no training set
+    # A prediction has no training batch, so its batch size is unlimited.
+    batch_size: int = sys.maxsize
+    rows: int = sys.maxsize  # A prediction has no training set, so its number of rows is unlimited.
     network: None = None
     batch_weights: None = None
     callbacks: None = None
@@ -87,10 +88,10 @@ def plan_prediction(
     named = isinstance(trained.get("model"), str)
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
-    values = {name: trained[name] for name in fields}  # use the settings of the run's training
+    values = {name: trained[name] for name in fields}
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # If a strategy has `uses_programs`, each worker has the complete model. Such a strategy need
-    # not check the prediction.
+    # If a strategy has the attribute `uses_programs`, each worker has the complete model, so the
+    # prediction needs no check.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction
@@ -124,7 +125,6 @@ def validate_rows(x: Batch, batch_size: int) -> None:
 def join_parts(parts: Sequence[Batch | None]) -> Batch:
     """Concatenate outputs in rank order; the output of a rank without rows is None."""
     results = [part for part in parts if part is not None]
-    # If the outputs are nested, each leaf array of the nest is concatenated separately.
     if named := [part for part in results if isinstance(part, dict)]:
         return {key: join_parts([part[key] for part in named]) for key in named[0]}
     if arrays := [part for part in results if isinstance(part, np.ndarray)]:

@@ -23,10 +23,12 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.records.endings import End, describe_exit
 
 EXITED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-# The variable PRTE_MCA_prte_local_tmpdir_base sets the parent folder of mpiexec's session folders.
+# The environment variable PRTE_MCA_prte_local_tmpdir_base sets the parent folder of mpiexec's
+# session folders.
 SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
-SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared-memory files
-STOPPED = 30.0  # seconds that a process may be suspended by a signal before the cluster ends
+# The names of Open MPI's shared-memory files contain the text `/sm_segment.`.
+SEGMENT = "/sm_segment."
+STOPPED = 30.0  # If a signal suspends a process for more than 30 s (STOPPED), the cluster ends.
 
 
 class ProcessWatch:
@@ -40,7 +42,8 @@ class ProcessWatch:
         self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
         parts = self._watched["the controller"].children()
         self._parts = {f"child process {n} of the controller": part for n, part in enumerate(parts)}
-        # Number of seconds for which each process has been suspended.
+        # `_still` maps the name of each process to the seconds for which the process has been
+        # suspended.
         self._still: dict[str, float] = {}
 
     def end(self, seconds: float) -> End | None:
@@ -54,8 +57,8 @@ class ProcessWatch:
         """
         for name, process in (self._watched | self._parts).items():
             is_still = _status(process) == psutil.STATUS_STOPPED
-            # The seconds of all calls are added up, because a clock would also count the time in
-            # which this process itself is suspended.
+            # `end` adds up the seconds between its calls, because a clock would also count time in
+            # which the watching process is suspended.
             self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
             if self._still[name] > STOPPED:
                 return describe_exit(name, -signal.SIGSTOP)
@@ -106,7 +109,7 @@ def _files(process: psutil.Process) -> set[Path]:
     base = os.environ.get(SESSIONS) or tempfile.gettempdir()
     paths = {Path(base) / f"ompi.{process.pid}"}
     maps = Path(f"/proc/{process.pid}/maps")  # /proc/PID/maps exists only on Linux
-    with suppress(OSError):  # the process may have ended
+    with suppress(OSError):  # The file cannot be read if its process has ended.
         lines = maps.read_text().splitlines()
         paths |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
     return paths
@@ -114,10 +117,10 @@ def _files(process: psutil.Process) -> set[Path]:
 
 def _started(lock: Path) -> list[psutil.Process]:
     processes = set(psutil.Process().children(recursive=True))
-    # The variable KEEPER in a process's environment also identifies orphans, which are no longer
+    # The environment variable LABKIT_KEEPER also identifies orphans, which are no longer
     # descendants of the keeper process.
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # the process has ended, or another user owns it
+        with suppress(psutil.Error):  # The process may have ended, or may belong to another user.
             if process.environ().get(KEEPER) == str(lock):
                 processes.add(process)
     return [process for process in processes if process.pid != os.getpid()]
@@ -130,8 +133,9 @@ def _status(process: psutil.Process) -> str | None:
 
 
 SHARED = Path("/dev/shm")
-SEGMENT_BYTES = 16 << 20  # bytes of shared memory that Open MPI needs per rank
-BUCKETS = 256 << 20  # total bytes of shared memory for the gradient buckets
+SEGMENT_BYTES = 16 << 20  # Open MPI needs 16 MiB of shared memory per rank.
+# labkit expects the gradient buckets to need 256 MiB of shared memory in total.
+BUCKETS = 256 << 20
 # Each shared-memory component of Open MPI has its own variable for the folder of its files.
 FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
@@ -156,7 +160,9 @@ def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED)
     """
     required = ranks * SEGMENT_BYTES + BUCKETS
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):
-        return {}  # the system has no /dev/shm, or the user has chosen a folder
+        # Either the system has no /dev/shm, or the user has chosen a folder for shared-memory
+        # files.
+        return {}
     free = {place: shutil.disk_usage(place).free for place in (shared, *places)}
     path = next((place for place, size in free.items() if size >= required), None)
     if path is None:
@@ -172,11 +178,14 @@ def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED)
 
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-_PIDFD_GETFD = 438  # system call number, equal on all architectures, see pidfd_getfd(2)
-_ATTACH_FILTER = 26  # number of the socket option SO_ATTACH_FILTER, see socket(7)
-_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # a BPF program whose one instruction drops each packet
-_LOOK = 5e-3  # seconds between two checks of a child process
-_STOP = 1.0  # maximum seconds to wait until all threads of a process have stopped
+_PIDFD_GETFD = 438  # The system call pidfd_getfd(2) has the number 438 on all common architectures.
+_ATTACH_FILTER = 26  # The socket option SO_ATTACH_FILTER has the number 26, see socket(7).
+# The BPF program `_DROP` has one instruction, which drops each packet.
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
+_LOOK = 5e-3  # While labkit waits for a child process, it checks the process every 5 ms (_LOOK).
+# When labkit suspends a process, it waits at most 1 s (_STOP) until all threads of the process have
+# stopped.
+_STOP = 1.0
 
 
 class Listener(NamedTuple):

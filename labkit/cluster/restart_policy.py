@@ -21,7 +21,9 @@ from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.endings import STOP_SIGNALS
 from labkit.records.stream import FOLDER, Message
 
-TRIES = 3  # maximum number of successive calls that end by a death without progress of training
+# Training ends with an error after three successive calls (TRIES) in which a rank died and training
+# made no progress.
+TRIES = 3
 
 
 def ranks_to_blame(
@@ -79,12 +81,14 @@ class RestartPolicy:
         self._since, self._detect = time.monotonic(), 0.0
         self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
-        self._steps: dict[int, int] = {}  # steps that each rank has completed since the restart
-        # `_furthest` is the highest step reached before a death. `_tries` counts successive calls
-        # without progress.
+        # `_steps` maps each rank to the number of steps that it has completed since the restart.
+        self._steps: dict[int, int] = {}
+        # `_furthest` is the highest training step that any call has reached before a rank died.
+        # `_tries` counts successive calls that have ended without progress of training.
         self._furthest, self._tries = -1, 0
         self.restarts: list[dict[str, Any]] = []
-        self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
+        # `_outlived` contains the deaths of ranks that the current call has survived.
+        self._outlived: list[dict[str, Any]] = []
 
     def read(self, messages: Iterable[Message]) -> None:
         """Update the progress and the times from messages of the ranks."""
@@ -93,8 +97,8 @@ class RestartPolicy:
                 self._outlived.append(record)
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
-                # If workers run as programs (`uses_programs`), a checkpoint's step number is the
-                # sum of the steps of all workers.
+                # If a strategy runs its workers as programs (`uses_programs`), a checkpoint's step
+                # number is the sum of all workers' steps.
                 total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}
@@ -148,18 +152,20 @@ class RestartPolicy:
             )
         if resume is not None:
             checkpoints.remove_after(folder, back)
-        elif damage:  # the damage may be temporary, so the checkpoints are preserved
+        elif damage:  # labkit keeps damaged checkpoints, because the damage may be temporary.
             damage = f"{damage}; the damaged checkpoints were moved to {_put_aside(folder).name}"
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # all checkpoints are incomplete
+            # All checkpoints in the folder are incomplete.
+            shutil.rmtree(folder, ignore_errors=True)
         faults = remaining_faults(remaining_faults(self.experiment.faults, self.outlived), ranks)
-        self.restarts += self._outlived  # deaths that the ended call had survived
+        self.restarts += self._outlived
         self._outlived = []
         self.restarts.append(
             {
                 "ranks": list(ranks),
                 "step": back,
-                # If the last messages were lost, `_reached` may be smaller than `back`.
+                # If the last messages of the ranks were lost, `_reached` may be less than the
+                # checkpoint's step `back`.
                 "repeated": max(0, self._reached - back),
                 "source": "the begin" if resume is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
@@ -179,8 +185,8 @@ class RestartPolicy:
                 self._directory.resolve(), is_compatible(self.experiment)
             ), ""
         except LabkitError as error:
-            # If the ended call had resumed from a checkpoint, the next call starts from the first
-            # step.
+            # If a call had resumed a run whose checkpoints are now unreadable, the next call starts
+            # from the first step.
             if self._context is not None and self._context.goes_on:
                 self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)

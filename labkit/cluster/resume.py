@@ -21,14 +21,15 @@ from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# `resume=True` selects the newest interrupted or failed run. A Run, a path or a text selects one
-# run; training starts from the run's newest checkpoint.
+# `resume=True` selects the newest interrupted or failed run. With a Run, a path or a text as
+# `resume`, training starts from the newest checkpoint of that run.
 ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
     *("clock", "model", "model_options", "strategy", "workers"),
     *("optimizer", "precision", "batch_size"),
 )
-_resumed: set[Path] = set()  # runs of this job that `find_resumable` has already returned
+# `_resumed` contains the runs that `find_resumable` has already returned to this process.
+_resumed: set[Path] = set()
 
 
 def validate_checkpoint(

@@ -87,15 +87,19 @@ async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) ->
     answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # A page waits for the status "idle" after each of its messages. The page receives the status
-    # "idle" although the cell is still running, so the status "busy" follows at once.
+    # A notebook page waits for the kernel status "idle" after each of its messages. The kernel
+    # sends the page the status "idle", and then at once "busy", because the cell is still running.
     publish({"execution_state": "idle"}, parent=request)
     publish({"execution_state": "busy"}, parent=cell)
     return True
 
 
-READ_EVERY = 0.25  # seconds between two reads of messages; ranks write at the same interval
-DRAW_EVERY = 0.5  # seconds between two updates; more updates would delay clicks in the browser
+# labkit reads the ranks' messages every 0.25 s (READ_EVERY), the interval at which ranks write
+# messages.
+READ_EVERY = 0.25
+# The display is updated only every 0.5 s (DRAW_EVERY), because more updates would delay clicks in
+# the browser.
+DRAW_EVERY = 0.5
 
 
 class RunHandle:
@@ -156,7 +160,8 @@ class RunHandle:
             self._ended.wait()
         if self._error is not None:
             raise self._error
-        assert self._run is not None  # tells the type checker that `_run` is set without an error
+        # The assert tells the type checker that `_run` is set if no error occurred.
+        assert self._run is not None
         return self._run
 
     def panel(self) -> Widget:
@@ -179,7 +184,9 @@ class RunHandle:
         else:
             with self._drawing:
                 self._displays.append(line())
-        if self.done():  # the thread may have drawn the last state before this display was added
+        # The thread that follows the run may have drawn the last state before `show` added the
+        # display.
+        if self.done():
             self._draw(last=True)
 
     def __repr__(self) -> str:
@@ -222,7 +229,8 @@ class RunHandle:
                 self._release()
                 self._draw(last=True)
             finally:
-                # The event is set last, because `result` returns as soon as the event is set.
+                # The event `_ended` is set last, because `result` returns as soon as the event is
+                # set.
                 self._ended.set()
 
     def _watch(self) -> Iterator[None]:
@@ -245,8 +253,8 @@ class RunHandle:
         now = time.monotonic()
         if last or now - self._read_at > READ_EVERY:
             self._read_at = now
-            # Files are read before the lock is acquired, because reading may be slow and a user's
-            # click also needs the lock.
+            # `_read` reads files before it acquires the lock, because reading may be slow and a
+            # user's click also needs the lock.
             messages = self._stream.read()
             with self._drawing:
                 self._add(messages)
@@ -284,8 +292,10 @@ class RunHandle:
                     )
 
 
-LAST = "last-run"  # file in a cluster's folder; contains the directory of the last submitted run
-# `_handles` contains the handles of runs that this process has submitted.
+# The file `last-run` in a cluster's folder contains the directory of the run that was submitted
+# last.
+LAST = "last-run"
+# `_handles` maps the directory of each run that this process follows to the handle of the run.
 _handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()
 
 
@@ -294,8 +304,8 @@ class AttachedRun(RunHandle):
 
     def __init__(self, directory: Path, show: bool = False) -> None:
         record = store.read_json(directory / "experiment.json")
-        # The handle reads only the record, because the experiment may contain functions that are
-        # defined in another process.
+        # `AttachedRun` reads only the run's record, because the experiment may contain functions
+        # that another process has defined.
         clock = record.get("clock", "wall")
         outline = Outline(directory.name, record["workers"], record["epochs"], clock)
         super().__init__(outline, directory)
@@ -305,14 +315,14 @@ class AttachedRun(RunHandle):
     def _watch(self) -> Iterator[None]:
         while store.read_status(self.directory)["state"] == "running":
             yield
-            # The record is read repeatedly, because the submitting process cannot notify this
-            # process.
+            # `AttachedRun` polls the record, because the process that submitted the run cannot
+            # notify other processes.
             time.sleep(READ_EVERY)
 
     def _finish(self) -> Run:
         run = Run(self.directory)
-        # The record contains all rows, also rows that this process had not read before the message
-        # stream was removed.
+        # The run's record contains all history rows, even rows that `AttachedRun` had not read
+        # before the message stream was removed.
         counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
         rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]
@@ -325,7 +335,7 @@ class AttachedRun(RunHandle):
         return run
 
     def _release(self) -> None:
-        # If the submitting process has died, it could not remove the message stream.
+        # The message stream still exists if the process that submitted the run has died.
         shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
@@ -347,8 +357,7 @@ def last_submitted(folder: Path, show: bool = False) -> RunHandle:
         raise LabkitError(
             f"no experiment was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
-    # If this process has submitted the run, the existing handle is returned, so that `stop` and
-    # `result` act on the same object.
+    # A run has only one handle per process, so that `stop` and `result` act on the same object.
     live = _handles.get(directory)
     if live is None:
         return AttachedRun(directory, show)

@@ -18,8 +18,9 @@ from typing import Protocol
 from labkit.records.run import Run
 from labkit.records.stream import Message
 
-WINDOW = 50  # number of latest steps over which speed and time shares are computed
-# PARTS maps each component of a step's time to its column in a history row.
+# labkit computes the speed and the time shares of a rank over its latest 50 steps (WINDOW).
+WINDOW = 50
+# The dictionary PARTS maps each part of a step's time to its column in the run's history.
 PARTS = {
     "compute": "compute_seconds",
     "codec": "codec_seconds",
@@ -27,7 +28,8 @@ PARTS = {
     "wait": "wait_seconds",
 }
 
-Row = dict[str, float]  # a history row of a step, or the metrics after an epoch
+# A `Row` contains the history values of one step, or the metrics after an epoch.
+Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class RunProgress:
         # time.
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
-        self._ended = 0  # number of epochs that all ranks have completed
+        self._ended = 0  # `_ended` is the number of epochs that all ranks have completed.
         self.ranks: dict[int, RankProgress] = {}
         self.doing = "starting"
         self.loss = math.nan
@@ -118,8 +120,8 @@ class RunProgress:
                 self._step(record)
         if self._mean_steps > self._last[1]:
             self._last = self._clock(), self._mean_steps
-            # The speed is measured from the first completed step on, because the first step
-            # includes tracing.
+            # The speed is measured from the end of the first step, because TensorFlow traces the
+            # model in the first step.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
@@ -144,8 +146,8 @@ class RunProgress:
         """Completed share of training, from 0 to 1; None until the length of an epoch is known."""
         if not self.steps_per_epoch:
             return None
-        # Late gradients are dropped, so at the end of an epoch ranks may have completed fewer steps
-        # than planned.
+        # Ranks may complete fewer steps in an epoch than planned, because late gradients are
+        # dropped.
         completed = max(self._mean_steps, self._ended * self.steps_per_epoch)
         return min(1.0, completed / (self.steps_per_epoch * self.epochs))
 

@@ -157,7 +157,8 @@ def replay_experiment(run: Run, **changes: Any) -> Experiment:
         )
     base = Experiment(**record).replace(repeats=1)
     base = base.replace(clock="virtual", **_times(run, base))
-    assert base.virtual is not None  # tells the type checker that `_times` has set `virtual`
+    # The assert tells the type checker that `_times` has set the field `virtual`.
+    assert base.virtual is not None
     if not changes:
         order = run.update_log.sort_values(["delivered", "applied"], kind="stable")
         rows = (tuple(map(int, row)) for row in order[["server", "worker", "step"]].to_numpy())

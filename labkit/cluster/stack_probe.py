@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-ANSWER = 3.0  # maximum seconds to wait for a process's report, even under load
-LONGEST = 70  # maximum number of characters in the text of a call
+# A process has 3 s (ANSWER) to report its current call, which is enough even under load.
+ANSWER = 3.0
+LONGEST = 70  # A report shows at most 70 characters (LONGEST) of the source text of a call.
 
 
 def start_reporting(folder: Path) -> None:
@@ -32,7 +33,8 @@ def start_reporting(folder: Path) -> None:
     def listen() -> None:
         while True:
             signal.sigwait({signal.SIGUSR1})
-            with suppress(OSError):  # if the disk is full, the process that requested it times out
+            # If the disk is full, the process that requested the report times out.
+            with suppress(OSError):
                 _write_location(folder, main)
 
     threading.Thread(target=listen, name="labkit-where", daemon=True).start()
@@ -60,7 +62,8 @@ def describe_location(innermost: FrameType) -> str:
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
-    # If the call is inside a library, the text also contains the line of the notebook cell.
+    # If the current call is inside a library, the report also contains the line number in the
+    # notebook cell.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"
@@ -99,8 +102,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _labkit_wait(frames: Sequence[FrameType]) -> str:
     """Return the name of the communicator call that is waiting for other ranks, or ""."""
-    # The module `wait_policy` need not be imported here, because a process that waits has already
-    # imported it.
+    # A process that waits for other ranks has already imported the module `wait_policy`.
     wait_policy = getattr(sys.modules.get("labkit.communicator.wait_policy"), "WaitPolicy", ())
     waiting = (frame.f_locals.get("self") for frame in frames if _is_communicator(frame))
     return next((str(owner.call_name) for owner in waiting if isinstance(owner, wait_policy)), "")
@@ -127,7 +129,8 @@ def _call(frame: FrameType) -> str:
     """Return the source text of the expression that a frame evaluates, or its function's name."""
     code = frame.f_code
     # `f_lasti` is a byte offset, and each bytecode instruction has two bytes, so `f_lasti // 2` is
-    # the instruction's number. Column offsets of positions count UTF-8 bytes, not characters.
+    # the instruction's number. Column offsets from `co_positions` count UTF-8 bytes, not
+    # characters.
     begin, end, left, right = next(islice(code.co_positions(), frame.f_lasti // 2, None))
     if begin is None or end is None or left is None or right is None:
         return code.co_name

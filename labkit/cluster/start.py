@@ -37,7 +37,7 @@ FURTHER = (
     "options",
     "agent",
     "interface",
-)  # options of a Cluster that are rarely needed
+)  # `FURTHER` lists the options of the class Cluster that users rarely need.
 # `labkit run --launcher …` sets the environment variables in `VARIABLES` for notebooks that do not
 # choose a launcher themselves.
 VARIABLES = {
@@ -47,18 +47,23 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-# LABKIT_FAULT_TOLERANT=1 has the effect of `labkit run --fault-tolerant`.
+# The environment variable LABKIT_FAULT_TOLERANT=1 has the same effect as the option
+# --fault-tolerant of `labkit run`.
 TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-# Each variable in `AGENTS` contains the command that replaces ssh. Open MPI 5 reads the first
-# variable, earlier versions read the second.
+# Each environment variable in `AGENTS` contains the command that Open MPI runs instead of ssh. Open
+# MPI 5 reads the first variable in `AGENTS`, and earlier versions read the second variable.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-# With the variables in `BY_AGENT`, Open MPI starts ranks over ssh, even inside a Slurm job.
+# With the environment variables in `BY_AGENT`, Open MPI starts ranks over ssh, even inside a Slurm
+# job.
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
-JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
+# The environment variable LABKIT_QUEUED contains the name of the Slurm job that labkit has
+# submitted for the ranks.
+JOB = "LABKIT_QUEUED"
 LOOPBACK = "127.0.0.1"
-SOME = 50  # approximate maximum number of nodes whose routes are compared
-# `DISTRIBUTIONS` maps the values of `map_by` to Slurm's names of the same distributions.
+SOME = 50  # labkit compares the routes to about 50 nodes (SOME) at most.
+# `DISTRIBUTIONS` maps each value of the option `map_by` to Slurm's name for the same distribution
+# of ranks.
 DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
@@ -79,7 +84,7 @@ class RankInfo(NamedTuple):
     """Facts about a rank's process; the rank reports them after the first barrier of the start."""
 
     rank: int
-    size: int  # number of ranks in the rank's MPI_COMM_WORLD
+    size: int  # `size` is the number of ranks in MPI_COMM_WORLD, as this rank sees it.
     pid: int
     host: str
 
@@ -203,14 +208,16 @@ class Start:
         if nodes is None:
             number = defaults["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
             nodes = int(number) if launcher == "slurm" else 1
-            # A cluster with few ranks needs fewer nodes than the job has.
+            # A cluster with fewer workers than the Slurm job has nodes needs only one node per
+            # worker.
             nodes = min(nodes, workers or nodes)
         if workers is None:
             slots = sum(host.slots for host in listed)
             workers = max(slots - spares, 1) if slots else max(nodes, 2)
         for field in ("agent", "options"):
             more[field] = more.get(field) or defaults[field]
-        if launcher == "local":  # local ranks need neither an agent nor options of Slurm
+        # Ranks on this machine need neither a replacement for ssh nor options for Slurm.
+        if launcher == "local":
             more |= {"agent": "", "options": ""}
         return cls(
             workers,
@@ -405,8 +412,8 @@ class Start:
                 f"{self._why_apart()}"
             )
         hosts = list(dict.fromkeys(info.host for info in infos))
-        # A Slurm job may have more nodes than the ranks need, so any number of its nodes is
-        # accepted.
+        # A Slurm job may have more nodes than the ranks need, so `check_world` accepts any number
+        # of nodes.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
         raise InvalidInput(

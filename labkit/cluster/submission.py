@@ -44,7 +44,6 @@ class StreamForwarder:
 
     def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
         self._folder, self._calls = folder, calls
-        # `_writers` contains one writer for each rank that has sent messages.
         self._writers: dict[int, StreamWriter] = {}
         self._stop_sent = False
 
@@ -64,8 +63,9 @@ class StreamForwarder:
             self._calls.request_stop()
 
 
-PATIENCE = 20.0  # time limit in seconds for ranks to end after a stop request
-WRITING = 35.0  # replaces PATIENCE if ranks write a last checkpoint; batch jobs wait even longer
+PATIENCE = 20.0  # After a stop request, ranks have 20 s (PATIENCE) to end.
+# Ranks that write a last checkpoint have 35 s (WRITING) to end; batch jobs wait even longer.
+WRITING = 35.0
 
 
 class SubmittedRun(RunHandle):
@@ -82,16 +82,18 @@ class SubmittedRun(RunHandle):
         self._patience = PATIENCE if context is None else WRITING
         self._cluster, self._given_up = cluster, threading.Event()
         self._requested = experiment
-        self._why: str | None = None  # reason why the run was stopped
+        self._why: str | None = None
         begin_record(directory, experiment, context)
         self._submitter = store.this_process() | {"host": socket.gethostname()}
         checkpoint_folder = str(directory / checkpoints.FOLDER)
         context = context and context._replace(folder=checkpoint_folder, owner=self._submitter)
         self._restarts = RestartPolicy(directory, experiment, context)
         make_stream(directory / FOLDER, self._submitter)
-        # This reader returns the history rows that dead ranks have written.
+        # `_reader` reads the history rows that ranks wrote before they died.
         self._reader = StreamReader(directory / FOLDER)
-        self._read_rows: list[Row] = []  # rows read so far, without rows of rolled-back steps
+        # `_read_rows` contains the history rows read so far, except rows of steps that a restart
+        # has undone.
+        self._read_rows: list[Row] = []
         try:
             self._calls = self._send(experiment, context)
         except BaseException as error:
@@ -99,7 +101,7 @@ class SubmittedRun(RunHandle):
             # The user has pressed Ctrl-C while the call was waiting for the ranks.
             if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
-            else:  # `_send` failed, for example because a callable cannot be pickled
+            else:  # `_send` fails, for example, if a callable of the experiment cannot be pickled.
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
         self._folder = cluster.folder
@@ -136,12 +138,12 @@ class SubmittedRun(RunHandle):
     def end(self, reason: str = "stopped by the user") -> None:
         """Stop the ranks and wait for the record; restart the engines if a rank hangs."""
         self._why = reason
-        # The stop request fails if the disk is full; the engines then restart.
+        # If the disk is full, the stop request fails, and labkit restarts the engines instead.
         with suppress(OSError):
             self.stop()
         if not self._ended.wait(self._patience):
-            # The ranks have not ended in time, so the thread that follows the run stops waiting and
-            # restarts the engines.
+            # If the ranks have not ended in time, the thread that follows the run restarts the
+            # engines.
             self._given_up.set()
             self._ended.wait(PATIENCE)
 
@@ -174,7 +176,8 @@ class SubmittedRun(RunHandle):
             if not (dead := self._ranks_to_blame(error)):
                 raise error
             self._restart(dead, error)
-            if self._wants_end():  # after the restart, the ranks have nothing to save yet
+            # Ranks that have just restarted have nothing to save, so the run can stop.
+            if self._wants_end():
                 return
 
     def _attempt(self) -> Generator[None, None, RankError | None]:
@@ -193,10 +196,10 @@ class SubmittedRun(RunHandle):
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
         """Return the ranks whose death ended the call, none if a program error ended it."""
-        # All engines end, even if they are fault-tolerant, when the only rank dies or when a rank
-        # is suspended for long.
+        # Even fault-tolerant engines all end if the only rank dies or if a signal suspends a rank
+        # for a long time.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
-        self._read(last=True)  # the messages tell which deaths the call has survived
+        self._read(last=True)  # The messages of the ranks tell which deaths the call has survived.
         return ranks_to_blame(error, self._calls.dead(), ended, self._restarts.outlived)
 
     def _wants_end(self) -> bool:
@@ -208,7 +211,7 @@ class SubmittedRun(RunHandle):
         restarts = self._restarts
         restarts.note_deaths(dead)
         self._calls.close()
-        self._read(last=True)  # the ranks have ended, so no further message can arrive
+        self._read(last=True)  # All ranks of the call have ended, so no further message can arrive.
         context = restarts.roll_back(dead, error)
         back = restarts.restarts[-1]["step"]
         self._read_rows = [row for row in self._rows() if row["step"] < back]
@@ -216,11 +219,11 @@ class SubmittedRun(RunHandle):
         print(summary, file=sys.stderr, flush=True)
         with self._drawing:
             self._add([("doing", {"what": summary})])
-        if self._wants_end():  # a stop request may arrive while the engines end
+        if self._wants_end():  # The user may request a stop while the engines end.
             return
         calls, self._calls = self._calls, self._send(restarts.experiment, context)
         restarts.note_restart()
-        # If the call fails, `_record_failure` writes the logs.
+        # If `_send` fails, `_record_failure` writes the logs of the ended call.
         write_logs(self.directory, calls.outputs())
 
     def _add(self, messages: list[Message]) -> None:
@@ -261,14 +264,15 @@ class SubmittedRun(RunHandle):
 
     def _rows(self) -> list[Row]:
         """Return all history rows that ranks have written, without rows of rolled-back steps."""
-        # Each call of `read` returns a limited number of messages.
+        # Each call of `StreamReader.read` returns a limited number of messages.
         while messages := self._reader.read():
             self._read_rows += [row for kind, row in messages if kind == "step"]
         return self._read_rows
 
     def _record_failure(self, error: BaseException) -> None:
         try:
-            with suppress(OSError):  # the disk may be full; the cause in the record then says so
+            # The disk may be full; then the cause in the run's record says so.
+            with suppress(OSError):
                 write_logs(self.directory, self._calls.outputs())
         finally:
             rank = getattr(error, "rank", None)
@@ -320,7 +324,7 @@ def run_seeds(
                 seeds.append(Run(folder))
                 continue
             seeds.append(run(experiment.replace(repeats=1, seed=seed), folder))
-            # The user has stopped this seed's run.
+            # A run has the state "interrupted" if the user has stopped it.
             if (status := seeds[-1].status)["state"] == "interrupted":
                 store.interrupt(top, status["cause"])
                 return Run(top)

@@ -52,26 +52,29 @@ from labkit.records.endings import terminate
 if TYPE_CHECKING:
     import ipyparallel
 
-LOCK, FILE = "warm.lock", "warm.json"  # files in a cluster's folder
+# The files warm.lock and warm.json are in the folder of a cluster.
+LOCK, FILE = "warm.lock", "warm.json"
 POLL_INTERVAL = 0.25  # seconds
-ENDS = 90.0  # maximum seconds to wait for the end of a cluster
-# Warm engines inherit variables with the prefixes in `CARRIED` from the terminal of `labkit
-# prestart`. A process that claims the engines replaces the inherited variables by its own, and adds
-# its other variables.
+ENDS = 90.0  # labkit waits at most 90 s (ENDS) for the end of a cluster.
+# Warm engines inherit environment variables with a prefix in `CARRIED` from the terminal in which
+# `labkit prestart` runs. A process that claims warm engines replaces the inherited variables by its
+# own variables, and adds its other variables.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
 class WarmStatus(TypedDict):
     """The status of engines that a process keeps warm."""
 
-    state: str  # "warming", "warm", or "used" after a process has claimed the cluster
+    # The state of warm engines is "warming", "warm", or "used" after a process has claimed the
+    # engines.
+    state: str
     workers: int
     threads: int
-    pid: int  # id of the process that keeps the engines warm
-    seconds: float  # seconds that the last start of engines took
-    bytes: int  # total unique memory (USS) of all processes of the cluster
-    idle: float  # seconds after which unused engines end
-    since: float  # Unix time at which this status was written
+    pid: int  # `pid` is the id of the process that keeps the engines warm.
+    seconds: float  # `seconds` is the time that the last start of engines took.
+    bytes: int  # `bytes` is the total unique memory (USS) of all processes of the cluster.
+    idle: float  # `idle` is the time in seconds after which unused engines end.
+    since: float  # `since` is the Unix time at which the status was written.
 
 
 class WarmPool(NamedTuple):
@@ -103,7 +106,8 @@ class WarmPool(NamedTuple):
                 self._write_status("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
-                # If `warm` is None, another process has started the engines.
+                # The field `warm` of the cluster's state is None if another process has started the
+                # engines.
                 if launch.state(self.folder)["warm"] is None:
                     return True
             self._write_status("warm")
@@ -123,8 +127,8 @@ class WarmPool(NamedTuple):
             claimed = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        # The cluster's supervising process is a child of this process, and ends only after the
-        # engines.
+        # The cluster's keeper process is a child of the process that keeps engines warm, and ends
+        # only after the engines.
         while not claimed and _wait_for_children() and time.monotonic() < end:
             claimed = bool(launch.leases(self.folder))
 
@@ -176,7 +180,8 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
     if (status := read_status(folder)) is not None:
         return status, True
     check_ranks(launch_options.ranks)
-    (folder / FILE).unlink(missing_ok=True)  # the status file is from an earlier process
+    # The status file of an earlier process is no longer valid.
+    (folder / FILE).unlink(missing_ok=True)
     with (folder / "warm.log").open("wb") as log:
         words = [sys.executable, "-P", "-m", "labkit.cluster.warm"]
         keeper = subprocess.Popen(
@@ -184,7 +189,9 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=folder,  # the cluster's folder contains no Python modules to import
+            # The working directory is the cluster's folder, because it contains no Python modules
+            # that an import could find.
+            cwd=folder,
             env=inherited(),
             start_new_session=True,
         )
@@ -222,7 +229,8 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
             continue
         if threads not in (None, status["threads"]):
             continue
-        with suppress(ProcessLookupError):  # the process has ended in the meantime
+        # The process that keeps engines warm may have ended in the meantime.
+        with suppress(ProcessLookupError):
             os.kill(status["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
             raise LabkitError(
@@ -237,8 +245,8 @@ def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return
-    # If two processes claim the engines, the second process waits here, and then finds the engines
-    # claimed.
+    # If two processes claim the engines at once, the second process waits for start.lock, and then
+    # finds the engines claimed.
     with locked(folder / "start.lock"):
         if mark.exists():
             here = {"PWD": os.getcwd(), imports.VARIABLE: imports.extra_folders()}
@@ -259,9 +267,11 @@ def adopt_environment(folder: str, environment: Mapping[str, str]) -> None:
     os.chdir(folder)
     variables = {**environment, KEEPER: os.environ[KEEPER]}
     for name in [n for n in os.environ if n.startswith(CARRIED) and n not in variables]:
-        del os.environ[name]  # the variable comes from the terminal of `labkit prestart`
+        # The variable comes from the terminal of `labkit prestart`, not from the claiming process.
+        del os.environ[name]
     for name, value in variables.items():
-        # Variables that mpiexec, ipykernel or TensorFlow have set in the engine keep their values.
+        # Environment variables that mpiexec, ipykernel or TensorFlow have set in the engine keep
+        # their values.
         if name not in os.environ or name.startswith(CARRIED):
             os.environ[name] = value
     imports.append_inherited()
@@ -273,7 +283,7 @@ def read_status(folder: Path) -> WarmStatus | None:
         return None
     try:
         status: WarmStatus = json.loads((folder / FILE).read_text())
-    except FileNotFoundError:  # the process has not written its status yet
+    except FileNotFoundError:  # The process that keeps engines warm has not written its status yet.
         return None
     return status
 
@@ -287,7 +297,8 @@ def _wait_for_children() -> list[psutil.Process]:
 def memory(keeper: int) -> int:
     """Return the unique memory in bytes of this process, a keeper process and its descendants."""
     total = psutil.Process().memory_full_info().uss
-    with suppress(psutil.NoSuchProcess):  # the engines may have ended after they were claimed
+    # Engines that a process has claimed may already have ended.
+    with suppress(psutil.NoSuchProcess):
         started = psutil.Process(keeper)
         for process in (started, *started.children(recursive=True)):
             total += process.memory_full_info().uss
@@ -297,7 +308,7 @@ def memory(keeper: int) -> int:
 def main(folder: Path, launch_options: Start, idle: float) -> None:
     """Keep engines warm until they are unused for `idle` seconds, or until SIGTERM arrives."""
     lock, end = Lock(folder / LOCK), time.monotonic() + 2
-    while not lock.acquire():  # a process that only tests the lock holds it for a short time
+    while not lock.acquire():  # A process that only tests the lock holds the lock for a short time.
         if time.monotonic() > end:
             raise SystemExit(
                 "another process already keeps engines with these numbers of ranks and threads warm"

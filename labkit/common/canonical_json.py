@@ -14,20 +14,21 @@ from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 from labkit.common.errors import InvalidInput, short
 
-# `JSON` is the type of any value in a JSON file. Unlike list and dict, Sequence and Mapping are
-# covariant, so a `dict[str, float]` also has the type `JSON`. Code that knows the fields of a
-# record uses a TypedDict instead of `JSON`.
+# Unlike list and dict, Sequence and Mapping are covariant, so a `dict[str, float]` also has the
+# type `JSON`. Code that knows the fields of a record uses a TypedDict instead of `JSON`.
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
-SCHEMA = 2  # version of the format of records that labkit writes
+SCHEMA = 2  # The constant SCHEMA is the version of the format in which labkit writes records.
 
-LONG = 2000  # maximum characters of a captured value's JSON; a checksum replaces longer JSON
+# If the JSON of a value that a function captures has more than 2000 characters, a checksum replaces
+# the JSON.
+LONG = 2000
 
 
 def as_json(value: Any) -> JSON:
     """Return a value as JSON, which contains the source of callables and the checksum of arrays."""
-    # NumPy and pydantic are imported inside the function, because light commands such as `labkit
-    # ls` also import this module.
+    # `as_json` itself imports NumPy and pydantic, because light commands such as `labkit ls` also
+    # import the module `canonical_json`.
     import numpy as np
     from pydantic import BaseModel
 
@@ -84,10 +85,12 @@ def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict
         return record
     visited.append(function)
     values: dict[str, JSON] = {}
-    # The names are sorted, because equal functions must have equal JSON.
+    # `_function` sorts the names of captured values, because equal functions must have equal JSON.
     for name, value in sorted(captured(function).items()):
         if any(value is other for other in visited):
-            continue  # functions may call each other in a cycle, so visited ones are skipped
+            # Functions may call each other in a cycle, so `_function` skips functions that it has
+            # already visited.
+            continue
         if _is_in_same_module(value, function):
             values[name] = _function(value, visited)
         elif _is_plain(value):
@@ -110,7 +113,7 @@ def captured(function: FunctionType) -> dict[str, Any]:
 
 def _globals(code: CodeType) -> set[str]:
     """Return the global names that a function and its inner functions read."""
-    # The names are read from the bytecode, because `inspect.getclosurevars` ignores inner
+    # `_globals` reads the names from the bytecode, because `inspect.getclosurevars` ignores inner
     # functions.
     names = {
         instruction.argval
@@ -137,7 +140,8 @@ def _short(value: Any) -> JSON:
 
 def _is_plain(value: Any) -> bool:
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        # An array of Python objects is not accepted, because its bytes are only memory addresses.
+        # labkit records no array of Python objects, because the bytes of such an array are only
+        # memory addresses.
         return not getattr(value.dtype, "hasobject", False)
     try:
         json.dumps(value)
@@ -146,14 +150,20 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-DEEPEST = 60  # maximum nesting depth of brackets; figures in notebooks need about 20
-MOST_VALUES = 2**21  # maximum values in a JSON text; metrics of 100,000 epochs need a million
-MOST_NAMES = 10_000  # maximum number of keys of a JSON object
-LONGEST_NAME = 1_000  # maximum characters of a key
-# LONGEST_TEXT is the maximum number of characters of a string. The source code of a model has a few
-# thousand characters. A browser takes minutes to show strings longer than the limit.
+# A JSON text may have at most 60 levels of brackets (DEEPEST); figures in notebooks need about 20
+# levels.
+DEEPEST = 60
+# A JSON text may contain at most 2**21 values (MOST_VALUES); metrics of 100,000 epochs need a
+# million values.
+MOST_VALUES = 2**21
+MOST_NAMES = 10_000  # A JSON object may have at most 10,000 keys (MOST_NAMES).
+LONGEST_NAME = 1_000  # A key of a JSON object may have at most 1,000 characters (LONGEST_NAME).
+# A string in a JSON text may have at most a million characters (LONGEST_TEXT). The source code of a
+# model has a few thousand characters. A browser takes minutes to show a string with more than a
+# million characters.
 LONGEST_TEXT = 1_000_000
-LARGEST = 10**18  # integers must be between -LARGEST and LARGEST, so that they fit into 64 bits
+# Integers in JSON must be between -10**18 and 10**18 (LARGEST), so that they fit into 64 bits.
+LARGEST = 10**18
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 

@@ -15,7 +15,8 @@ PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
-# `_FRAMES` matches traceback frames, the frames' source lines, and TensorFlow's notes on its graph.
+# The pattern `_FRAMES` matches traceback frames, their source lines, and lines that TensorFlow
+# prints about its graph.
 _FRAMES = re.compile(
     r"^[ \t]*File \".*\", line \d+.*\n(?:[ \t]{3,}(?!File \").*\n)*"
     r"|^.*\(most recent call last\):[ \t]*\n|^[ \t]*\[\[.*$"

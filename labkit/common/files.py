@@ -91,8 +91,8 @@ def peers_folder() -> Path:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    # The CPU affinity is used, because a container or batch system may restrict it. macOS has no
-    # CPU affinity, so all cores are counted.
+    # A container or batch system may restrict the CPU affinity; macOS has no CPU affinity, so all
+    # cores count there.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -119,7 +119,8 @@ def keep_bytecode() -> None:
 def fingerprint() -> str:
     """Return the SHA-256 of labkit's source, which identifies the version in measurements."""
     checksum = hashlib.sha256()
-    # The files are sorted, because the order of files in a folder listing may vary.
+    # The order of files in a folder listing may vary, so the checksum covers the files in sorted
+    # order.
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
@@ -137,8 +138,8 @@ def _private(place: Path, variable: str, name: str) -> Path:
     root = place / f"labkit-{os.getuid()}"
     if not os.path.lexists(root):
         _usable(root, variable)
-    # If other users may write to `place`, one of them may create the private folder first, or put a
-    # link at its path.
+    # Other users who may write to the folder `place` could create the private folder first, or put
+    # a link at its path.
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode):
         wrong = "is a link or a file, not a folder"
@@ -181,7 +182,8 @@ def _warn_once(line: str) -> None:
 
 def _is_compiled(package: str) -> bool:
     spec = find_spec(package)
-    # Checking one package is enough, because an installer compiles all packages or none.
+    # One package is a sufficient sample, because an installer compiles the bytecode of all packages
+    # or of none.
     source = spec.origin if spec else None
     return source is not None and Path(cache_from_source(source)).exists()
 
@@ -191,7 +193,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 # With O_NONBLOCK, `open` does not wait if another process has replaced the file by a pipe in the
 # meantime.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-LEVELS = 64  # maximum depth of nested folders
+LEVELS = 64  # `check_folder` accepts at most 64 levels (LEVELS) of nested folders.
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
@@ -210,7 +212,8 @@ class UnsafeFile(LabkitError, OSError):
     """
 
     def __str__(self) -> str:
-        # Reports show the error message, so it contains only the last two components of the path.
+        # The error message contains only the last two components of the path, because reports show
+        # the message.
         path = Path(self.filename)
         return f"{path.parent.name}/{path.name} {self.strerror}"
 
@@ -396,5 +399,5 @@ def _refusal(path: Path, status: os.stat_result, allowed: str) -> UnsafeFile:
 
 
 def _raise(error: OSError) -> None:
-    if error.errno != errno.ENOENT:  # another process may remove folders during the walk
+    if error.errno != errno.ENOENT:  # Another process may remove folders while labkit lists them.
         raise error

@@ -48,8 +48,7 @@ def curve(values: Sequence[float], label: str, width: int = 240, height: int = 4
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
-    # The curve is divided by the range of the values, so the range 0 of equal values is replaced by
-    # 1.
+    # If all values are equal, their range is 0, so the divisor 1 replaces the range.
     room = (high - low) or 1.0
     points = " ".join(
         f"{2 + (width - 4) * place / (len(values) - 1):.1f},"

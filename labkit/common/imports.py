@@ -18,8 +18,9 @@ from labkit.common.errors import LabkitError
 
 # The environment variable LABKIT_MODULES passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
-_SEPARATOR = "\n"  # separator of folders; unlike a colon, a newline rarely occurs in folder names
-_added: list[str] = []  # folders that this module has added to `sys.path`
+# A newline separates folder names, because newlines occur in folder names more rarely than colons.
+_SEPARATOR = "\n"
+_added: list[str] = []
 
 
 def notebook_folders(notebook: Path) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from labkit.common.errors import InvalidInput
 
-CARRIED = "LABKIT_KERAS"  # environment variable that passes the caller's settings to ranks
+# The environment variable LABKIT_KERAS passes the caller's Keras settings to the ranks.
+CARRIED = "LABKIT_KERAS"
 BACKEND = "tensorflow"
 DEFAULTS: dict[str, Any] = {
     "floatx": "float32",

@@ -39,9 +39,10 @@ class Lock:
         """Acquire the lock and return True; if it is taken and `wait` is False, return False."""
         while True:
             try:
-                # With LOCK_NB, `fcntl.lockf` never blocks; the method `acquire` polls the lock. The
-                # kernel assigns locks to processes, not to threads. The kernel would report a
-                # deadlock if the threads of two blocked processes waited for each other's locks.
+                # With the flag LOCK_NB, `fcntl.lockf` never blocks, so `acquire` polls the lock.
+                # The kernel assigns file locks to processes, not to threads. With blocking calls,
+                # the kernel would report a deadlock if threads of two processes waited for each
+                # other's locks.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # another process owns the lock
                 if not wait:
@@ -62,8 +63,11 @@ class Lock:
         return False
 
 
-FOLDER = "starts"  # subfolder of a cluster's folder that contains the lock files of the slots
-LEAST = 4  # minimum number of slots, even on a machine with one core
+# The subfolder `starts` of a cluster's folder contains the lock files of the slots that ranks need
+# in order to start.
+FOLDER = "starts"
+# By default, a semaphore has at least four slots (LEAST), even on a machine with one core.
+LEAST = 4
 
 
 class Semaphore:
@@ -103,7 +107,8 @@ class Semaphore:
         self.release()
 
 
-_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started
+# `_starts` contains the semaphores that this process holds until its module has started.
+_starts: list[Semaphore] = []
 
 
 def start_semaphore(keeper: Path) -> Semaphore:
@@ -129,8 +134,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Other modules read `_starts` from the module `labkit.common.locks`, but this process runs
-    # the module under the name `__main__`. The process imports the module under its usual name and
-    # uses the imported copy, so that only one `_starts` exists.
+    # the module under the name `__main__`. The process imports `labkit.common.locks` under its
+    # usual name and uses that copy, so that only one list `_starts` exists.
     from labkit.common import locks
 
     locks.main()

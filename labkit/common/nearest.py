@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MOST = 3  # maximum number of suggested names
-LISTED = 20  # maximum number of allowed names that a message lists beside a suggestion
+MOST = 3  # A message suggests at most three names (MOST).
+LISTED = 20  # Beside a suggestion, a message lists at most 20 allowed names (LISTED).
 
 
 class UnknownArgument(InvalidInput, TypeError):
@@ -53,7 +53,9 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     known: dict[str, str] = {}
     for candidate in allowed if typed else ():
         known.setdefault(_letters(candidate), candidate)
-    moved = sorted(typed)  # difflib computes too low a similarity for transposed letters
+    # difflib computes too low a similarity for transposed letters, so `nearest` also compares the
+    # sorted letters.
+    moved = sorted(typed)
     for same in (
         [candidate for letters, candidate in known.items() if letters == typed],
         [candidate for candidate in known.values() if _initials(candidate) == typed],

@@ -20,8 +20,8 @@ Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")
 
 
-# The type is strict: in a notebook's parameters cell, `true` must not count as 1, and "64" must not
-# count as 64.
+# The type `Count` is strict: in a notebook's parameters cell, neither `true` nor "64" may count as
+# a number.
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 

@@ -15,11 +15,14 @@ from labkit.common.errors import InvalidInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FORCE = "labkit.force"  # key under which the context of a click command stores --force
-_ENDS = 2**16  # number of bytes at the start and at the end of a file that are searched for a mark
-# `_MARKS` recognizes files that labkit has written, such as pages, traces, benchmark rows,
-# calibrations and tables. Each pattern scans a file only once, because searching a large file of
-# another program must not take minutes.
+# `_FORCE` is the key under which the context of a click command stores the option --force.
+_FORCE = "labkit.force"
+# labkit searches the first and the last 64 KiB of a file (_ENDS) for a mark that labkit has
+# written.
+_ENDS = 2**16
+# The pattern `_MARKS` recognizes files that labkit has written, such as pages, traces, benchmark
+# rows, calibrations and tables. Each pattern scans a file only once, because searching a large file
+# of another program must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
     rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
@@ -73,7 +76,9 @@ _FORCE_OPTION = click.option(
     "--force",
     "replace",
     is_flag=True,
-    is_eager=True,  # click parses --force before paths, because --force affects their validation
+    # With `is_eager`, click parses --force before paths, because --force affects the validation of
+    # paths.
+    is_eager=True,
     expose_value=False,
     callback=_store_force,
     help="Replace existing files even if labkit did not write them.",

@@ -12,22 +12,22 @@ from functools import lru_cache
 from pathlib import Path
 
 # `_PATH` matches an absolute path with at least two components, but no URL, relative path or
-# closing tag. Embedded base64 data match first, so that slashes in the data are not treated as
-# paths.
+# closing tag. `_PATH` matches embedded base64 data first, so that slashes in the data do not count
+# as parts of paths.
 _PATH = re.compile(
     r"(?P<data>data:[\w/+.-]+;base64,[\w+/=]+)"
     r"|(?<![\w./<~…])(?:/[\w.@+=,~-]+)+/(?P<last>[\w.@+=,~-]*)"
 )
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[\w.-]+")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
-_OPEN = {"root", "localhost"}  # user and host names that identify nobody
+_OPEN = {"root", "localhost"}  # The user and host names in `_OPEN` identify nobody.
 _QUOTE = r"""(?:["'`]|\\["']|&(?:quot|apos|\#39|\#x27);)"""
 _SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
 # `_MODE` matches the start of a line that `ls -l` prints.
 _MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"
 _ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
-# In each pattern of `_OF_USER`, the placeholder NAME stands for a user name. The text that matches
-# the group `keep` is not replaced.
+# In each pattern of `_OF_USER`, the placeholder NAME stands for a user name. `scrub` does not
+# replace the text that matches the group `keep` of a pattern.
 _OF_USER = (
     r"(?P<keep>(?<![\w-]))NAME(?=@[A-Za-z…])",
     r"(?P<keep>~)NAME(?![\w-])",
@@ -53,18 +53,21 @@ def scrub(text: str) -> str:
     >>> scrub("no file /srv/lab/alice/data/mnist.npz")
     'no file …/mnist.npz'
     """
-    text = _ANSI.sub("", text).replace("file://", "")  # colour codes could split paths
-    # The text is re-encoded, because file names may contain bytes that are not UTF-8.
+    # Colour codes inside a path could split the path.
+    text = _ANSI.sub("", text).replace("file://", "")
+    # `scrub` re-encodes the text, because file names may contain bytes that are not UTF-8.
     text = text.encode(errors="backslashreplace").decode()
-    # Known folders are replaced before other paths, because the path pattern misses paths with
-    # blanks.
+    # `scrub` replaces known folders before other paths, because the pattern `_PATH` misses paths
+    # with blanks.
     for place, short in _places():
         text = text.replace(place, short)
     text = _HOME.sub("~", text)
     names = _names()
     text = _PATH.sub(lambda match: match["data"] or f"…/{_last(match['last'], names)}", text)
     for name, places in names.items():
-        if name in text:  # a regular expression is slow on megabytes of text
+        # A regular expression is slow on megabytes of text, so `scrub` first tests whether the text
+        # contains the name.
+        if name in text:
             for pattern in places:
                 text = pattern.sub(r"\g<keep>…", text)
     return text

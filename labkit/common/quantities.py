@@ -24,7 +24,7 @@ _TIMES = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
-_BITS = 1e6  # minimum rate of a testbed's link in bits/s
+_BITS = 1e6  # A link of a testbed must have a rate of at least 1 Mbit/s (_BITS).
 
 
 class _Kind(NamedTuple):
@@ -127,6 +127,6 @@ def _parse(value: object, field: str, kind: _Kind) -> float:
 
 
 def _product(number: float, size: float) -> float:
-    # For small units, the number is divided by 1e6 instead of multiplied by 1e-6, because a
-    # division rounds only once: 50 / 1e6 == 5e-05 != 50 * 1e-6.
+    # A division by 1e6 rounds once, but a multiplication by 1e-6 rounds twice: 50 / 1e6 == 5e-05 !=
+    # 50 * 1e-6.
     return number * size if size >= 1 else number / round(1 / size)

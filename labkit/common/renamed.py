@@ -33,7 +33,8 @@ VIRTUAL_CLOCK: Names = {
 }
 COMPUTE_TIME: Names = {"law": "distribution", "spread": "sigma", "values": "trace"}
 METRICS: Names = {"bad_numbers": "nonfinite", "stretches": "membership_history"}
-CLASSES: Names = {  # former class names of strategies and compressors
+# `CLASSES` maps former class names of strategies and compressors to their current names.
+CLASSES: Names = {
     "LocallyConnected": "SpatialParallel",
     "Peer": "ExternalFramework",
     "ScheduledBlocks": "BlockCoordinateDescent",
@@ -41,7 +42,8 @@ CLASSES: Names = {  # former class names of strategies and compressors
 }
 _STALE: Names = {"remedy": "staleness_correction", "compensation": "delay_compensation"}
 _SLICES: Names = {"slices": "tensor_parallel_size"}
-OPTIONS: dict[str, Names] = {  # maps the current name of a strategy to its former option names
+# `OPTIONS` maps the current name of each strategy to the former names of its options.
+OPTIONS: dict[str, Names] = {
     "AllReduce": {"microscope": "compression_stats_every"},
     "AsynchronousDiLoCo": {"delayed": "momentum_delay"},
     "BlockCoordinateDescent": {"select": "selection", "parallel": "blocks_per_round"},
@@ -60,10 +62,12 @@ OPTIONS: dict[str, Names] = {  # maps the current name of a strategy to its form
     "StaleSynchronous": _STALE,
     "TensorParallel": _SLICES,
 }
-# No record contains the former names in the tables from `_VIRTUAL` on.
-_VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
+# No record contains a former name from the table `_VIRTUAL` or from a table below it. `_VIRTUAL`
+# contains former fields of an experiment, which are now part of the field `virtual`.
+_VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")
 _CODE: Names = {
-    # former names of attributes and arguments of clusters, communicators and checkpoints
+    # The entries of `_CODE` begin with former names of attributes and arguments of clusters,
+    # communicators and checkpoints.
     "limit": "timeout",
     "place": "map_by",
     "step": "launch_command",
@@ -86,14 +90,15 @@ _CODE: Names = {
     "taken": "step",
     "strong": "strong_efficiency",
     "weak": "weak_efficiency",
-    # former names of fields of runs, and of functions of the package
+    # Further entries of `_CODE` are former names of fields of runs, and of functions of the
+    # package.
     "microscope": "compression_stats",
     "interleaving": "update_log",
     "frame": "to_dataframe",
     "form": "parameter_form",
     "reading": "summarize",
     "fault_league": "fault_comparison",
-    # former names of commands and their options
+    # The last entries of `_CODE` are former names of commands and of their options.
     "warm": "prestart",
     "peers": "frameworks",
     "--where": "--breakdown",

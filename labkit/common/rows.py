@@ -74,7 +74,8 @@ def partition_samples(
     if alpha is None:
         return np.split(order, ends)
     counts = np.unique(known, return_counts=True)[1]
-    stock = np.split(order, np.cumsum(counts)[:-1])  # the samples of a label, in random order
+    # `stock` contains the samples of each label in random order.
+    stock = np.split(order, np.cumsum(counts)[:-1])
     used = np.zeros_like(counts)
     indices = []
     for size in sizes:
@@ -92,7 +93,9 @@ def _draw_counts(
     counts = np.zeros_like(available)
     while missing := size - int(counts.sum()):
         weights = np.where(available > counts, shares, 0.0)
-        if not weights.sum():  # no label with a positive share has samples left
+        # No label with a positive share has samples left, so the draw follows the numbers of
+        # remaining samples.
+        if not weights.sum():
             weights = (available - counts).astype(np.float64)
         draws = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + draws, available)

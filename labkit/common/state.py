@@ -21,7 +21,8 @@ T = TypeVar("T")
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
-    # np.load, zipfile and the parser of array headers raise the following exceptions.
+    # BadZipFile and the exceptions after it come from np.load, zipfile and the parser of array
+    # headers.
     *(BadZipFile, NotImplementedError, SyntaxError, TokenError, struct.error, zlib.error),
 )
 

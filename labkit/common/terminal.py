@@ -8,7 +8,8 @@ import os
 import re
 import sys
 
-LONGEST = 1_500  # maximum characters of a message; most messages have a few hundred
+# A message may have at most 1,500 characters (LONGEST); most messages have a few hundred.
+LONGEST = 1_500
 
 
 # `_STEERING` matches three groups of characters: control characters except tab and newline, marks
@@ -55,6 +56,6 @@ def restart_in_utf8() -> None:
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Write text to stdout (with `err`: to stderr), with control characters escaped."""
-    import click  # click is imported here because only the command line needs it
+    import click  # Only the command line needs click, so `say` itself imports click.
 
     click.echo(plain(text), err=err, nl=nl)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-GRACE = 30.0  # maximum grace period in seconds, enough on a loaded machine
-LEAST = 5.0  # minimum grace period in seconds, because a process needs time to exit
+# The grace period after a timeout is at most 30 s (GRACE), which is enough on a loaded machine.
+GRACE = 30.0
+# The grace period after a timeout is at least 5 s (LEAST), because a process needs time to exit.
+LEAST = 5.0
 
 
 class Limits(NamedTuple):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
-Axis: TypeAlias = "dict[str, JSON]"  # Plotly's properties of an axis
+# `Axis` is the type of a dictionary with Plotly's properties of an axis.
+Axis: TypeAlias = "dict[str, JSON]"
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -78,8 +79,8 @@ def amounts_axis(least: float, most: float) -> Axis:
     If `most` exceeds 12 times `least`, the axis is logarithmic and starts at a hundredth of
     `least`.
     """
-    # On a linear axis, a curve whose last value is much smaller than other curves' would coincide
-    # with the x axis.
+    # On a linear axis, a curve whose last value is much smaller than those of other curves would
+    # touch the x axis.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
@@ -102,8 +103,10 @@ def seconds_axis(low: float, high: float) -> Axis:
     }
 
 
-DECADES = 18  # maximum number of decades of a logarithmic axis
-_ENDS = 1e-100, 1e100  # lower and upper limit of an axis; a larger tick could overflow a float
+DECADES = 18  # A logarithmic axis covers at most 18 decades (DECADES).
+# The ends of an axis are between 1e-100 and 1e100 (_ENDS), because a larger tick could overflow a
+# float.
+_ENDS = 1e-100, 1e100
 
 
 def _within(low: float, high: float) -> tuple[float, float]:

@@ -83,7 +83,8 @@ class Checked(BaseModel, metaclass=_WithoutInherited):
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
 
-    if not TYPE_CHECKING:  # type checkers see only the fields, not `__getattr__`
+    # Type checkers see only the declared fields, because `__getattr__` would accept every name.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -125,9 +126,11 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     errors = sorted(error.errors(), key=_rank)
     first = errors[0]
-    if first["type"] == "value_error":  # labkit's own validator has written the message
+    # labkit's own validator has written the message of an error with the type "value_error".
+    if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # the argument's name is invalid text, e.g. a lone surrogate
+    # An error has no location if the argument's name is invalid text, such as a lone surrogate.
+    if not first["loc"]:
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-ROUNDS = 5  # number of allgathers per measurement of a clock offset
-SPIN = 150e-6  # in seconds; for shorter waits, a spin loop is more exact than a sleep
+ROUNDS = 5  # labkit measures a clock offset with five allgathers (ROUNDS).
+SPIN = 150e-6  # For waits shorter than 150 µs (SPIN), a spin loop is more exact than a sleep.
 
 
 class Clock(Protocol):
@@ -33,8 +33,8 @@ class Clock(Protocol):
 class WallClock:
     """The monotonic clock of the host, whose sleeps are exact to a few tens of microseconds."""
 
-    # `now` and `sleep` are the functions of the module `time`, without a wrapper, because the
-    # timeline calls them at every event.
+    # `now` and `sleep` are functions of the module `time` without a wrapper, because labkit calls
+    # them at every event of the timeline.
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 

@@ -29,7 +29,9 @@ from labkit.network import Network, Slowdown
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT = 600.0  # seconds; TensorFlow needs minutes to trace the first step of a large model
+# The default timeout is 600 s (LIMIT), because TensorFlow needs minutes to trace the first step of
+# a large model.
+LIMIT = 600.0
 
 
 @refuse_former_attributes
@@ -207,9 +209,10 @@ class Communicator:
         self.board.abandon()
         network = self.network
         atexit.register(exit_without_finalize)
-        for _ in before:  # each death during `shrink` requires one more attempt
+        for _ in before:  # Each death of a rank during `shrink` requires one more attempt.
             whole = broken.Shrink()
-            assert isinstance(whole, MPI.Intracomm)  # tells the type checker the type of `whole`
+            # The assert tells the type checker that the new communicator is an Intracomm.
+            assert isinstance(whole, MPI.Intracomm)
             old_ranks = MPI.Group.Translate_ranks(whole.group, None, broken.group)
             self.numbers = [before[rank] for rank in old_ranks]
             self.network = network and network.part(old_ranks, broken.size)
@@ -309,8 +312,8 @@ class Communicator:
             separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
                 "shared_memory".
         """
-        # With "shared_memory", each rank reads the weights of other ranks from shared memory, so
-        # the mean needs no additional call and no scaled copy.
+        # With the algorithm "shared_memory", each rank reads other ranks' weights directly, so the
+        # mean needs no additional call and no scaled copy.
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return
@@ -410,7 +413,8 @@ class Communicator:
         self.barrier("split")
         with self.wait_policy.failure_guard:
             part = self._comm.Split(colour, self.rank if key is None else key)
-            assert isinstance(part, MPI.Intracomm)  # tells the type checker the type of `whole`
+            # The assert tells the type checker that the new communicator is an Intracomm.
+            assert isinstance(part, MPI.Intracomm)
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             arguments = (
                 self.wait_policy.timeout,
@@ -422,7 +426,9 @@ class Communicator:
             )
             communicator = Communicator(part, *arguments, self.rules)
         communicator.slowness = self.slowness
-        part.Free()  # the Communicator uses a duplicate, so `part` can be freed
+        # The new Communicator uses a duplicate of the MPI communicator `part`, so `part` can be
+        # freed.
+        part.Free()
         return communicator
 
     def with_network(self, network: str | Network | None) -> Communicator:

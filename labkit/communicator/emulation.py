@@ -47,7 +47,8 @@ class Emulation:
         from mpi4py import MPI
 
         self._clock = clock
-        self._rank = comm.rank  # number of this rank among all ranks of the network
+        # `_rank` is the number of this rank among all ranks of the emulated network.
+        self._rank = comm.rank
         self._ranks: Sequence[int] = range(comm.size)
         self.network = network
         self._links, self._turns = shared_links(network, comm.size), count()
@@ -61,7 +62,8 @@ class Emulation:
         self._lock = _open_lock_file(comm)
         self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # keeps out other threads of this rank that share the lock
+        # `_thread` keeps out other threads of this rank, which share the file lock.
+        self._thread = threading.Lock()
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
@@ -114,7 +116,7 @@ class Emulation:
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # The departure time is read before the file lock is acquired, because the wait for the lock
+        # `_depart` reads the departure time before it waits for the file lock, because the wait
         # must not delay the departure.
         now = self._clock.now()
         while True:
@@ -154,8 +156,8 @@ class Emulation:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # A file lock is used, because the kernel releases it if its rank dies. A lock of an MPI
-        # window would stay locked if its rank died.
+        # The emulation uses a file lock, because the kernel releases the lock if the rank that
+        # holds it dies. A lock of an MPI window would stay locked if the rank that holds it died.
         with self._thread:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:

@@ -100,8 +100,9 @@ class Injector:
         results = list(arrays)
         for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
             matches = (path for path in paths if fault.names(path))
-            # The gradients of one step may be passed in several calls of `gradients`. A fault
-            # changes the same variable in all steps, namely the first variable that matched.
+            # The caller may pass the gradients of one training step in several calls of
+            # `Injector.gradients`. A fault changes the same variable in every training step, namely
+            # the first variable whose name matched.
             target = self._targets.get(fault) or next(matches, None)
             if target is None:
                 continue

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
-MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"  # environment variable with the path of the site's mpiexec
+# The environment variable LABKIT_MPIEXEC may contain the path of the site's mpiexec.
+MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"
 
 
 # Open MPI's component `han`, which handles several hosts, may return wrong sums after a rank has
@@ -65,14 +66,14 @@ def _executable() -> str:
     return path
 
 
-# Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each window, because its UCX component
-# does not support the window.
+# Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each one-sided window, because its UCX
+# component does not support the window.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
-# Ranks on several hosts communicate over TCP. With only one TCP link, Open MPI's clear-to-send
-# message for a long message would wait behind data in the same direction. As a result, with only
-# one TCP link, two ranks that exchange long messages would send one after the other. A rank aborts
-# when its TCP connection to a killed process breaks. The abort delay lets mpiexec report the killed
-# process first.
+# Ranks on several hosts communicate over TCP. With only one TCP link between two ranks, Open MPI's
+# clear-to-send message would wait behind data in the same direction. Two ranks that exchange long
+# messages over a single TCP link would send one after the other. A rank aborts when its TCP
+# connection to a killed process breaks. The option `opal_abort_delay` makes a rank wait before it
+# aborts, so that mpiexec reports the killed process first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
@@ -80,8 +81,8 @@ _OVER_HOSTS = {
 }
 # Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
 # network interface, because `btl_tcp_if_include` only selects among interfaces that are already
-# bound. Unless the variables have the value `^slurm`, mpiexec inside a Slurm job would start the
-# ranks on all nodes of the job.
+# bound. Unless PRTE_MCA_ras and PRTE_MCA_plm are `^slurm`, mpiexec inside a Slurm job would start
+# the ranks on all nodes.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
@@ -98,14 +99,15 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # makes a polling rank yield its core
+        # With `mpi_yield_when_idle`, a rank that polls yields its core to other processes.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
         **QUIET,
         **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # With OPENBLAS_NUM_THREADS above 1, NumPy would start threads before an engine process can
-        # block signals for its threads.
+        # With OPENBLAS_NUM_THREADS above 1, NumPy would start threads before labkit can block
+        # signals for the process's threads.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",

@@ -17,11 +17,13 @@ from labkit.communicator.wire import MessageRules, MpiWire
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# `_HEADS` and `_VALUES` are tags of MPI messages, below the tags that `Messages` uses.
+# The constants `_HEADS` and `_VALUES` are MPI tags; the class `Messages` uses only higher tags.
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1
-WORDS = 8  # number of header floats that the caller may set
-LENGTH = 4 + WORDS  # total number of floats in a header
-Route: TypeAlias = tuple[int, int]  # the endpoint numbers of (sender, receiver)
+# The constant `WORDS` is the number of floats in a message header that the caller may set.
+WORDS = 8
+LENGTH = 4 + WORDS  # The constant `LENGTH` is the number of floats in a message header.
+# A `Route` is a pair of endpoint numbers: the sender's number and the receiver's number.
+Route: TypeAlias = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -84,7 +86,9 @@ class Mailbox:
         rules: Checksum and fault-injection rules, which apply to all messages.
     """
 
-    in_place: ClassVar[bool] = False  # whether the receiver reads values without copying them
+    # The attribute `in_place` tells whether the receiver reads a message's values without copying
+    # them.
+    in_place: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -100,7 +104,8 @@ class Mailbox:
             wait_policy.clock,
         )
         self._emulation, self._hosts = emulation, hosts
-        # `_pending_sends` contains pending send requests, each with the buffer that it sends.
+        # The list `_pending_sends` contains each pending MPI send request, together with the buffer
+        # that the request sends.
         self._pending_sends: list[tuple[MPI.Request, object]] = []
         self._incoming: deque[Letter] = deque()
 

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-UNUSED_TAG = 1 << 30  # no message has this tag; a probe with it detects failures
-NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI names the dead rank
+# No message has the tag `UNUSED_TAG`, so a probe with the tag receives nothing and only detects
+# failures.
+UNUSED_TAG = 1 << 30
+# After the first sign of a death, MPI gets at most `NAMING_TIMEOUT` seconds to name the dead rank.
+NAMING_TIMEOUT = 1.0
 
 
 class FailureGuard:
@@ -86,7 +89,9 @@ def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
         failed = comm.Get_failed()
         if failed.size or clock.now() > end:
             return MPI.Group.Translate_ranks(failed, None, comm.group)
-        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; `comm` is broken, so a probe on it fails
+        # A probe on COMM_SELF lets MPI make progress; a probe on the broken communicator `comm`
+        # would fail.
+        MPI.COMM_SELF.Iprobe()
         clock.sleep(1e-3)
 
 
@@ -100,9 +105,10 @@ def agree_all(comm: MPI.Intracomm, succeeded: bool) -> bool:
         return False
 
 
-SPARE = -1  # marks a spare rank, which is not one of the working ranks
-POLL_INTERVAL = 5e-3  # seconds between two checks of a spare rank that waits
-_END = 1  # MPI tag of the message that releases a spare rank
+SPARE = -1  # The number `SPARE` marks a spare rank, which can replace a dead working rank.
+# A waiting spare rank checks every `POLL_INTERVAL` seconds whether its wait has ended.
+POLL_INTERVAL = 5e-3
+_END = 1  # The MPI tag `_END` marks the message that releases a spare rank from its wait.
 
 
 class Membership:
@@ -156,7 +162,8 @@ class Membership:
 
         colour = MPI.UNDEFINED if self.number == SPARE else 0
         comm = self.comm.Split(colour, self.number)
-        assert isinstance(comm, MPI.Intracomm)  # tells the type checker the class of `comm`
+        # The assertion only tells the type checker the class of `comm`.
+        assert isinstance(comm, MPI.Intracomm)
         return comm
 
     def wait_as_spare(self) -> bool:
@@ -214,7 +221,7 @@ class Membership:
             broken = self.comm
             broken.Revoke()
             survivors = broken.Shrink()
-            # Tells the type checker the class of `survivors`.
+            # The assertion only tells the type checker the class of `survivors`.
             assert isinstance(survivors, MPI.Intracomm)
             old_ranks = MPI.Group.Translate_ranks(survivors.group, None, broken.group)
             self.comm = survivors

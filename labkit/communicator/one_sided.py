@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     pass
 
 
-# _PART is the maximum number of bytes of one `get` operation between hosts. Over TCP, the request
-# message that Open MPI 5.0.11 sends for a `get` is as long as the requested data; above _PART
-# bytes, it is twice as long.
+# The constant `_PART` is the maximum number of bytes that one `get` operation reads from another
+# host. Over TCP, Open MPI 5.0.11 requests a `get` with a message as long as the data; above 64 KiB,
+# twice as long.
 _PART = 1 << 16
 
 
@@ -49,8 +49,8 @@ class Window:
         self._comm = comm
         self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        # `_views` contains a view of each rank's memory; the list is empty if ranks run on several
-        # hosts.
+        # The list `_views` contains a view of each rank's memory, or is empty if ranks run on
+        # several hosts.
         self._views: list[NDArray[np.uint8]] = []
         if wait_policy.on_one_host:
             self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
@@ -133,8 +133,8 @@ def _view(memory: Any) -> NDArray[np.uint8]:
     return np.ndarray(len(memory), np.uint8, memory)
 
 
-LINE = 64  # bytes of a cache line
-HEAD = 2 * LINE  # bytes at the start of a slot: message number and header
+LINE = 64  # The constant `LINE` is the size of a cache line in bytes.
+HEAD = 2 * LINE  # The first `HEAD` bytes of a slot contain the message number and the header.
 
 Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
@@ -164,7 +164,9 @@ class EagerMailbox:
         labkit, a slot also contains a header of 96 bytes.
     """
 
-    in_place: ClassVar[bool] = True  # whether the receiver reads values without copying them
+    # The attribute `in_place` tells whether the receiver reads a message's values without copying
+    # them.
+    in_place: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -176,9 +178,11 @@ class EagerMailbox:
     ) -> None:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
-        self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
-        # `_reads` maps each route to a byte offset in the sender's memory, where the receiver
-        # counts the messages that it has read.
+        # The dict `_slots` maps each route (sender, receiver) to the byte offset of its slot in the
+        # receiver's memory.
+        self._slots: dict[Route, int] = {}
+        # The dict `_reads` maps each route to the byte offset, in the sender's memory, of the
+        # counter of read messages.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
@@ -195,7 +199,9 @@ class EagerMailbox:
         self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._received}
         self._outbox: deque[Posted] = deque()
         self._incoming: list[Letter] = []
-        self._unfreed: set[Route] = set()  # routes whose slot the receiver has not yet freed
+        # The set `_unfreed` contains the routes (sender, receiver) whose slot the receiver has not
+        # yet freed.
+        self._unfreed: set[Route] = set()
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
         """Send a message, and free the slot of the last message in the opposite direction.
@@ -227,7 +233,7 @@ class EagerMailbox:
         self._deliver()
         for route, head in self._heads.items():
             if head[0] > self._received[route]:
-                # After `sync`, this rank sees the values that the sender wrote before it wrote the
+                # The method `sync` makes the values visible that the sender wrote before the
                 # message number.
                 self._window.sync()
                 self._received[route] += 1
@@ -261,8 +267,6 @@ class EagerMailbox:
         self._wait_policy.barrier("the barrier after the last one-sided message")
         self._read, self._heads = {}, {}
         self._window.close()
-
-    # --- memory layout and transfer, which `RendezvousMailbox` overrides ------------------------
 
     def _slot_bytes(self, capacity: int) -> int:
         """Return the size in bytes of a slot at the receiver, without the slot's header."""
@@ -301,8 +305,8 @@ class EagerMailbox:
         at, to = self._slots[route], self._hosts[route[1]]
         self._sent[route] += 1
         self._window.write(head, to, at + 8)
-        # The sender writes the message number last. A receiver that reads the new message number
-        # then finds the complete message.
+        # The sender writes the message number last, so a receiver that sees the new number finds
+        # the complete message.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
     def _count(self, route: Route, nbytes: int) -> None:
@@ -330,13 +334,14 @@ def lines(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
 
 
-MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
-# A notice consists of a header and three numbers about one part of the values. The three numbers
-# are the part's offset in the sender's memory, the part's length in bytes, and the index of the
-# part's first byte.
+MIN_SEND_BYTES = 1 << 16
+# A notice, which announces one part of a message, consists of a header and three numbers. The
+# numbers in a notice are the part's offset in the sender's memory, length in bytes, and start
+# within the message.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
-assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice must fit into a slot's header
+# The message number and the notice, which announces a message part, must fit into a slot's header.
+assert 8 * (1 + _NOTICE) <= HEAD
 
 
 class RendezvousMailbox(EagerMailbox):
@@ -364,7 +369,9 @@ class RendezvousMailbox(EagerMailbox):
     values into such memory.
     """
 
-    in_place: ClassVar[bool] = False  # whether the receiver reads values without copying them
+    # The attribute `in_place` tells whether the receiver reads a message's values without copying
+    # them.
+    in_place: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -396,7 +403,9 @@ class RendezvousMailbox(EagerMailbox):
         notice = np.zeros(_NOTICE)
         notice[:_PLACE] = make_header(route, self._wait_policy.clock.now(), words, values)
         notice[_PLACE:] = offset, part.nbytes, begin
-        self._window.sync()  # the values must be visible to the receiver before the notice
+        # The values must become visible to the receiver before the notice that announces the
+        # values.
+        self._window.sync()
         self._write_header(route, notice)
         if begin == 0:
             self._count(route, values.nbytes)
@@ -415,7 +424,7 @@ class RendezvousMailbox(EagerMailbox):
             self._window.read(values[begin : begin + nbytes], source, offset)
         if begin + nbytes < values.nbytes:
             self._unfreed.add(route)
-            self.free(route)  # the free slot lets the sender send the next part of the values
+            self.free(route)  # A free slot lets the sender send the next part of the values.
             return None
         letter = open_letter(head, self._partial.pop(route), None, source)
         if self._emulation:

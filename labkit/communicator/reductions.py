@@ -26,8 +26,9 @@ from labkit.communicator.wire import (
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Round, Schedule, boundaries
 
-# The algorithms in `UNMETERED` transfer data without messages of labkit, so an emulated network
-# cannot delay the data. An emulated network can delay only messages that labkit itself sends.
+# The algorithms in `UNMETERED` transfer data without labkit's own messages, so labkit's emulated
+# network cannot delay the data. An emulated network can delay only messages that labkit itself
+# sends.
 UNMETERED = {
     "mpi": "the MPI library sends the messages, so labkit cannot delay them",
     "shared_memory": "ranks read each other's memory and send no messages that labkit could delay",
@@ -91,10 +92,10 @@ def schedule_for(
     return partial(schedule, hosts=hosts()) if schedule.layout == "hosts" else schedule
 
 
-# The arguments of a `Reduce` function are a flat buffer, which the function sums in place, and
-# weights.
+# A `Reduce` function takes a flat buffer and weights, and sums the buffer over all ranks in place.
 Reduce: TypeAlias = Callable[..., None]
-Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype and buffer length
+# The key of a reduction consists of the algorithm, the dtype and the buffer length.
+Key: TypeAlias = tuple[str, str, int]
 
 
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
@@ -110,7 +111,7 @@ def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -
     """
     from mpi4py import MPI
 
-    # This rank polls while it waits in the barrier before the allreduce, so it detects a missing
+    # Each rank polls while it waits in the barrier before the allreduce, and thus detects a missing
     # rank. After the barrier, all ranks are in the call, so MPI's blocking collective runs at full
     # speed.
     wait_policy.allgather_scalar()
@@ -153,7 +154,9 @@ class Reductions:
         self._memory = memory
         callbacks = (wait_policy.count_to, wait_policy.wait_all, wait_policy.sleep_until, emulation)
         self._executor = Executor(MpiWire(wait_policy.comm, rules, wait_policy), *callbacks)
-        self._others: dict[str, Reduce] = {  # allreduce functions of algorithms without a schedule
+        # The dict `_others` contains the allreduce functions of the algorithms that have no
+        # communication schedule.
+        self._others: dict[str, Reduce] = {
             "mpi": partial(library_sum, wait_policy),
             "shared_memory": memory.allreduce,
         }

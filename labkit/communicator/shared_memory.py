@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = tuple[int, np.ndarray]
 
-BLOCK = 1 << 18  # bytes that are summed at once; they fit into a core's cache
-SHARED = Path("/dev/shm")  # the folder in which Open MPI creates shared memory
-LINE = 64  # bytes of a cache line; no two ranks write to the same line
+BLOCK = 1 << 18  # Sums are computed in blocks of `BLOCK` bytes, which fit into a core's cache.
+SHARED = Path("/dev/shm")  # Open MPI creates shared memory in the folder /dev/shm.
+LINE = 64  # A cache line has 64 bytes; no two ranks write to the same cache line.
 
 
 class SeparateBuffers(NamedTuple):
@@ -75,7 +75,8 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        # `_vote` is the ballot that decided the latest vote: the first ballot that any rank cast.
+        # The array `_vote` contains the ballot that decided the latest vote: the first ballot that
+        # any rank cast.
         self._vote = np.zeros(1, np.int64)
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
@@ -90,8 +91,8 @@ class Flags:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # A rank may now overwrite its call code, because all ranks are in this call and have read
-        # the old code.
+        # A rank may overwrite its previous call code in `agree`, because all ranks have already
+        # read the previous code.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
@@ -107,13 +108,16 @@ class Flags:
         try:
             self.agree(location)
         except RankDied:
-            raise  # `check_failures` has interrupted all other ranks
+            # No vote is needed after `RankDied`, because `check_failures` has interrupted all other
+            # ranks.
+            raise
         except LabkitError:
             if not self._first_vote(continues=False):
                 raise
         else:
             if not self._first_vote(continues=True):
-                self.barrier()  # fails, because a rank that voted to stop never enters the barrier
+                # The barrier fails, because a rank that voted to stop never enters the barrier.
+                self.barrier()
 
     def _first_vote(self, continues: bool) -> bool:
         """Vote on whether to continue; return the first vote of any rank in the current phase."""
@@ -169,7 +173,7 @@ class SharedMemory:
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
-        # The key of `_places` is (address, bytes, dtype) of a buffer.
+        # The keys of the dict `_places` are tuples (address, number of bytes, dtype) of buffers.
         self._places: dict[tuple[int, int, str], SharedRegion] = {}
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
@@ -234,7 +238,7 @@ class SharedMemory:
             work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
-            # If a rank has failed, MPI's allocation of shared memory would wait for this rank
+            # If a rank has failed, MPI's allocation of shared memory would wait for the failed rank
             # forever. All ranks first agree to continue, and then allocate shared memory.
             flags.agree_to_continue(", in new memory")
             self.wait_policy.check_failures()
@@ -245,7 +249,9 @@ class SharedMemory:
         staged = views[self._comm.rank]
         staged[...] = buffer
         work(flags, _make_place(views, ", in its staging buffer"))
-        buffer[...] = staged  # other ranks write `staged` only after this rank's next call begins
+        # Other ranks write to `staged` only after this rank begins its next call, so the copy is
+        # safe.
+        buffer[...] = staged
 
     def close(self) -> None:
         """Free all windows (collective)."""
@@ -278,7 +284,7 @@ class SharedMemory:
     ) -> None:
         flags.agree(place.location, place.code)
         whole, parts = place.views[0], [view[part] for view in place.views]
-        if len(parts) > 1:  # the first rank's buffer receives the sum
+        if len(parts) > 1:  # The ranks write the sum into the first rank's buffer.
             self._add(parts, parts[self._comm.rank], None, parts[0])
         between(whole)
         for other in parts[1:]:
@@ -326,8 +332,8 @@ class SharedMemory:
             into: The array for the result; None: write the result into all `parts`.
         """
         rank, places = self._comm.rank, parts if into is None else [into]
-        # The sum may overwrite `parts[rank]` block by block if `local` lies outside this rank's
-        # buffer.
+        # The sum may overwrite this rank's part of the buffer block by block if the input `local`
+        # lies elsewhere.
         first = 0 if into is not None or np.may_share_memory(local, parts[rank]) else rank
         step = BLOCK // local.itemsize
         for start in range(0, len(local), step):

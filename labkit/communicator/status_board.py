@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-POLL_INTERVAL = 0.02  # seconds between two polls for bulletins of other hosts
-SEND_INTERVAL = 0.1  # seconds between two bulletins to a host, if no rank waits for a confirmation
-CLOSE_TIMEOUT = 3.0  # seconds that `close(patient=True)` waits for other hosts' last bulletins
-QUICK_CLOSE_TIMEOUT = 1.0  # seconds that `close(patient=False)` may take to send the last bulletin
+# The relay thread polls for bulletins (status rows) of other hosts every `POLL_INTERVAL` seconds.
+POLL_INTERVAL = 0.02
+# If no rank waits for a confirmation, the relay thread sends a bulletin to each host every
+# `SEND_INTERVAL` seconds.
+SEND_INTERVAL = 0.1
+# The call `close(patient=True)` waits at most `CLOSE_TIMEOUT` seconds for the last bulletins
+# (status rows) of other hosts.
+CLOSE_TIMEOUT = 3.0
+# The call `close(patient=False)` may take at most `QUICK_CLOSE_TIMEOUT` seconds to send the last
+# bulletin (status rows).
+QUICK_CLOSE_TIMEOUT = 1.0
 
 
 class Relay:
@@ -96,7 +103,8 @@ class Relay:
 
         for rank in self._table.local_ranks[: self._table.local_ranks.index(self._comm.rank)]:
             try:
-                # No rank sends a message for the receive `sentinel`, which fails if `rank` dies.
+                # The receive `sentinel` never gets a message; it fails if `rank` dies, and thus
+                # detects the death.
                 sentinel = self._comm.Irecv(bytearray(1), rank)
                 while not sentinel.Test():
                     if self._is_closing:
@@ -115,13 +123,16 @@ class Relay:
             self._peers = [_Peer(self._comm, n, self._table) for n in others]
             while not self._is_closing:
                 self._exchange_bulletins()
-                # Poll faster while a rank waits until other hosts confirm its row.
+                # The relay thread polls faster while a rank waits until other hosts confirm its
+                # status row.
                 self._wake.wait(POLL_INTERVAL if self._table.is_confirmed() else 1e-3)
                 self._wake.clear()
             if not self._abandoned:
                 self._exchange_last()
         finally:
-            self._table.confirmed[...] = NEVER  # ranks need not wait for confirmations any longer
+            # After the relay thread has ended, ranks need not wait for confirmations from other
+            # hosts.
+            self._table.confirmed[...] = NEVER
 
     def _exchange_bulletins(self, last: bool = False) -> bool:
         now = self._clock.now()
@@ -151,12 +162,13 @@ class _Peer:
         from mpi4py import MPI
 
         self._comm, self._number, self._table = comm, number, table
-        # The first living rank in `_ranks` runs the relay of the other host.
+        # The first living rank of the other host, which is first in the list `_ranks`, runs that
+        # host's relay.
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # `_sent_at` is the time of the last send. `_sent_last` tells whether this host's last
-        # bulletin has been sent.
+        # The attribute `_sent_last` tells whether this host has sent its last bulletin (status
+        # rows).
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 
@@ -172,7 +184,7 @@ class _Peer:
             self._incoming = self._sent = MPI.REQUEST_NULL
             if not self.has_ended:
                 self._table.die(self._ranks.pop(0))
-                self.has_ended = not self._ranks  # all ranks of the host are dead
+                self.has_ended = not self._ranks
             if self.has_ended:
                 self._table.leave(self._number)
             self._sent_last = self.has_ended
@@ -213,7 +225,8 @@ def _raise_unless_death(error: MPI.Exception) -> None:
         raise error
 
 
-FINALIZE_TIMEOUT = 2  # seconds that MPI_Finalize may take after the loss of a host or a rank
+# After the loss of a host or a rank, MPI_Finalize may take at most `FINALIZE_TIMEOUT` seconds.
+FINALIZE_TIMEOUT = 2
 
 
 class RankFailed(LabkitError):
@@ -284,7 +297,8 @@ class StatusBoard:
         self._clock, self._rank = clock, comm.rank
         self.limits, self._numbers = limits, numbers
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        assert isinstance(self._host, MPI.Intracomm)  # tells the type checker the class of `_host`
+        # The assertion only tells the type checker the class of `_host`.
+        assert isinstance(self._host, MPI.Intracomm)
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)
         host_ranks = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
@@ -322,7 +336,8 @@ class StatusBoard:
             waiting: Whether this rank waits in the call for all other ranks.
             number: The number of the schedule's current round, from 1; 0: the call has no rounds.
         """
-        self._row["waiting"] = 0  # marks the row as incomplete during the write
+        # The value 0 of `waiting` marks the row as incomplete while the other fields are written.
+        self._row["waiting"] = 0
         self._row["since"] = self._clock.now()
         self._row["place"] = call.encode()[:PLACE]
         self._row["round"] = number
@@ -520,8 +535,8 @@ class StatusBoard:
         """Free the shared memory of the status board (collective)."""
         if self._relay is not None:
             self._end.detach()
-            # If another host's last bulletin has not arrived, a receive is pending on `_between`,
-            # and MPI cannot free a communicator with a pending receive.
+            # MPI cannot free the communicator `_between` while a receive for another host's last
+            # bulletin (status rows) is pending.
             if all(self._host.allgather(self._relay.close(patient=True))):
                 self._between.Free()
         del self._row, self._table

@@ -31,23 +31,27 @@ import psutil
 
 from labkit.communicator.clock import Clock
 
-PLACE = 120  # maximum bytes of the name of a call
-LOOK = 160  # maximum bytes of a process snapshot
-CAUSE = 352  # maximum bytes of the cause of a failure
-ENDED = "its process has ended"  # failure cause of a rank that died without reporting an error
-PEERS = 64  # maximum number of ranks for which messages with checksums are counted
-COUNTS = 5  # how many progress numbers each rank publishes
+PLACE = 120  # The constant `PLACE` is the maximum length in bytes of a call's name.
+# The constant `LOOK` is the maximum length in bytes of a snapshot of a process (its state and code
+# line).
+LOOK = 160
+# The constant `CAUSE` is the maximum length in bytes of the text that describes a failure.
+CAUSE = 352
+# The text `ENDED` is the failure cause of a rank that died without reporting an error.
+ENDED = "its process has ended"
+PEERS = 64  # Messages with checksums are counted for at most `PEERS` ranks.
+COUNTS = 5  # Each rank publishes `COUNTS` progress numbers, whose meaning the caller defines.
 NEVER = np.iinfo(np.int64).max
 
-# Another host counts as silent if this host's relay polls for `Limits.silent` seconds and receives
-# no bulletin (status rows) from the other host. The relay thread sends ten bulletins per second to
-# each host. Python switches between threads every 5 ms, so Python code that computes does not delay
-# the relay's bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call
-# that holds Python's global interpreter lock for longer than `Limits.silent` delays the bulletins.
-# After an outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2,
-# 0.4, 0.8 … s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one
-# long message occupies a slow link for more than `Limits.silent` seconds, set
-# OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
+# A host counts as silent if a relay thread polls for `Limits.silent` seconds and receives none of
+# the host's status bulletins. The relay thread sends ten bulletins (status rows) per second to each
+# other host. Python switches between threads every 5 ms, so Python code that computes does not
+# delay the relay's bulletins. Waits, traces and debuggers do not delay the relay thread's status
+# bulletins. A call delays the status bulletins only if it holds Python's global interpreter lock
+# for longer than `Limits.silent`. After an outage of 5 s, a link delivers again after 6 to 8 s,
+# because TCP retransmits after 0.2, 0.4, 0.8 … s. Open MPI sends a status bulletin only after all
+# earlier messages to the same host. If one long message occupies a slow link for more than
+# `Limits.silent` seconds, set OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
 
 # A rank writes the fields of its status row in the order of `ROW`. A reader that sees `failed` or
 # `waiting` set also sees the new values of all earlier fields of the row.
@@ -55,19 +59,31 @@ ROW = np.dtype(
     [
         ("place", f"S{PLACE}"),
         ("cause", f"S{CAUSE}"),
-        ("look", f"S{LOOK}"),  # the last snapshot of the process
-        ("since", "f8"),  # start of the call, on the clock of this table's host
-        ("stop", "i8"),  # the training step after which rank 0 requests a stop
-        ("last", "i8"),  # the training step after which this rank's training ends
-        ("keep", "i8"),  # the training step after which rank 0 requests a checkpoint
-        ("sent", "u4", (PEERS,)),  # number of messages sent to each rank
-        ("got", "u4", (PEERS,)),  # number of messages received from each rank
-        ("counts", "i8", (COUNTS,)),  # progress numbers from `StatusBoard.count`
-        ("stands", "i8"),  # phase in which the progress numbers are constant; 0: no phase
-        ("mark", "i8"),  # number of writes that other hosts must confirm
+        # The field `look` contains the last snapshot of the process: its state and its code line.
+        ("look", f"S{LOOK}"),
+        # The field `since` is the start time of the current call, on the clock of this table's
+        # host.
+        ("since", "f8"),
+        ("stop", "i8"),  # The field `stop` is the training step after which rank 0 requests a stop.
+        # The field `last` is the training step after which this rank's training ends.
+        ("last", "i8"),
+        # The field `keep` is the training step after which rank 0 requests a checkpoint.
+        ("keep", "i8"),
+        # The field `sent` counts the messages that this rank has sent to each rank.
+        ("sent", "u4", (PEERS,)),
+        # The field `got` counts the messages that this rank has received from each rank.
+        ("got", "u4", (PEERS,)),
+        # The method `StatusBoard.count` writes the progress numbers into the field `counts`.
+        ("counts", "i8", (COUNTS,)),
+        # The field `stands` is the phase in which the progress numbers stay constant; 0 means no
+        # phase.
+        ("stands", "i8"),
+        # The field `mark` counts the writes to the row that other hosts must confirm.
+        ("mark", "i8"),
         ("pid", "i4"),
-        ("round", "i4"),  # current round of the communication schedule, from 1
-        ("asks", "i4"),  # number of the rank's requests for process snapshots
+        # The field `round` is the current round of the communication schedule, counted from 1.
+        ("round", "i4"),
+        ("asks", "i4"),  # The field `asks` counts this rank's requests for process snapshots.
         ("failed", "u1"),
         ("waiting", "u1"),
     ],
@@ -152,9 +168,10 @@ class StatusTable:
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Write the rows of this host into a bulletin."""
-        # A rank may write its row while the row is copied. The bulletin contains `mark` and
-        # `stands` from an earlier read, so its other fields are at least as new as these two. If a
-        # rank changes its call while its row is read, the bulletin does not report a wait.
+        # A rank may change its status row while the relay thread copies the row. A bulletin's
+        # fields `mark` and `stands` come from an earlier read, so all other fields are at least as
+        # new. If a rank enters another call while its row is read, the bulletin does not report the
+        # rank as waiting.
         before = self.rows[self.local_ranks]
         rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
@@ -192,8 +209,8 @@ class StatusTable:
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.
         """
-        # The silence of a host is measured until this relay's last poll; otherwise, a delayed relay
-        # would find every host silent.
+        # A host's silence is measured until the relay thread's last poll; otherwise, a delayed
+        # relay thread would find every host silent.
         number = int(np.argmin(self.bulletin_times))
         seconds = float(self.poll_time - self.bulletin_times[number])
         return (self.hosts[number], seconds) if seconds > limit else None
@@ -215,17 +232,22 @@ def _bulletin_dtype(host: HostRanks, size: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("rows", ROW, (len(host.ranks),)),
-            ("seen", "i8", (size,)),  # each rank's latest `mark` that the sending host has received
-            ("now", "f8"),  # time of the bulletin on the sender's clock
+            # The field `seen` contains, for each rank, the latest `mark` that the sending host has
+            # received.
+            ("seen", "i8", (size,)),
+            # The field `now` is the time of the bulletin on the sending host's clock.
+            ("now", "f8"),
             ("last", "i8"),
         ]
     )
 
 
 NAME = "labkit-look"
-SAMPLE_SECONDS = 0.2  # seconds between the two readings of a process's CPU time
-STACK_TIMEOUT = 1.0  # maximum seconds that a process under load may take to write its stack
-BUSY = 0.5  # CPU seconds per second above which a process counts as "busy"
+# Two readings of a process's CPU time are at least `SAMPLE_SECONDS` seconds apart.
+SAMPLE_SECONDS = 0.2
+# A process under load may take at most `STACK_TIMEOUT` seconds to write its stack.
+STACK_TIMEOUT = 1.0
+BUSY = 0.5  # A process counts as busy if it uses more than `BUSY` CPU seconds per second.
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _OUTERMOST = (" in _run_module_as_main\n", " in <module>\n", "  ...\n")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")

@@ -19,8 +19,9 @@ Transport: TypeAlias = Literal["two_sided", "one_sided", "one_sided_dynamic"]
 AnyMailbox: TypeAlias = Mailbox | EagerMailbox
 
 
-# Each function in `TRANSPORTS` opens a mailbox. The arguments of a transport function are the
-# communicator, the bytes of each route, and the rank of each endpoint.
+# Each function in the table `TRANSPORTS` opens a mailbox, which sends and receives messages. A
+# function in `TRANSPORTS` takes the communicator, the bytes of each route (sender, receiver), and
+# the rank of each endpoint.
 TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], AnyMailbox]] = {
     "two_sided": lambda communicator, routes, hosts: communicator.mailbox(hosts),
     "one_sided": lambda communicator, routes, hosts: communicator.eager_mailbox(routes, hosts),

@@ -59,12 +59,16 @@ class Traffic:
         )
 
 
-MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # minimum and maximum seconds of a sleep between two polls
-SLEEP_FRACTION = 0.01  # length of a sleep between two polls, as a fraction of the wait so far
-SLEEP_OVERRUN = 300e-6  # seconds by which a sleep may exceed the requested time
-SPINS = 250  # polls without a sleep at the start of a wait; they take about 0.3 ms
-_CHECK_EVERY = 16  # polls between two checks of the status board and the clock
-_TAGS = 1 << 27  # number of MPI tags for collectives, above the tags of other messages
+# A sleep between two polls lasts at least `MIN_SLEEP` and at most `MAX_SLEEP` seconds.
+MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3
+# A sleep between two polls lasts `SLEEP_FRACTION` times the duration of the wait so far.
+SLEEP_FRACTION = 0.01
+SLEEP_OVERRUN = 300e-6  # A sleep may last up to `SLEEP_OVERRUN` seconds longer than requested.
+SPINS = 250  # A wait begins with `SPINS` polls without a sleep, which take about 0.3 ms.
+# A waiting rank checks the status board and the clock once every `_CHECK_EVERY` polls.
+_CHECK_EVERY = 16
+# Collectives use `_TAGS` different MPI tags, which are above the tags of all other messages.
+_TAGS = 1 << 27
 
 
 class WaitPolicy:
@@ -156,7 +160,8 @@ class WaitPolicy:
         if self.on_one_host:
             return self
         host = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        assert isinstance(host, MPI.Intracomm)  # tells the type checker the class of `host`
+        # The assertion only tells the type checker the class of `host`.
+        assert isinstance(host, MPI.Intracomm)
         return WaitPolicy(host, self.board, self.traffic, self.clock, self.timeout, self)
 
     def adopt_call(self, outer: WaitPolicy) -> None:
@@ -225,7 +230,7 @@ class WaitPolicy:
         self.wait_all([request])
         if np.any(table[:, 0] != self.code):
             self.raise_mismatch()
-        self.check_wait()  # raises an error if a rank failed after it sent its value
+        self.check_wait()  # The check raises an error if a rank failed after it sent its value.
         return table[:, 1]
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -286,7 +291,8 @@ class WaitPolicy:
     def sleep_until(self, moment: float) -> None:
         """Sleep until the clock shows `moment`, without checks for failures."""
         self.clock.sleep(max(0.0, moment - self.clock.now() - SLEEP_OVERRUN))
-        # Another thread may change `polite` during the first sleep.
+        # The attribute `polite` is read after the first sleep, because another thread may change
+        # the attribute during the sleep.
         self.clock.sleep_until(moment, exact=not self.polite)
 
     def pause(self, polls: int) -> None:
@@ -324,7 +330,9 @@ class WaitPolicy:
             may_deadlock = waited > self.board.deadlocked_after and self._collective
             if may_deadlock and (calls := self.board.find_deadlock()):
                 cause = _mismatch_text(calls) + self.board.describe_lost_messages()
-                self.board.fail(f"Mismatch: {cause}")  # makes other ranks report the same cause
+                # The entry in the status board makes other ranks report the same cause of the
+                # failure.
+                self.board.fail(f"Mismatch: {cause}")
                 raise Mismatch(cause)
             if waited > limits.look and not self._snapshots_requested:
                 self._snapshots_requested = True

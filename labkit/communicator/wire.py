@@ -131,8 +131,8 @@ class MpiWire:
             "wrong: a bit flipped during the transfer, or an earlier message was lost"
         )
         if self._wait_policy is not None:
-            # The wait policy stores the error, because TensorFlow hides the error inside another
-            # error.
+            # The attribute `first_error` stores labkit's error, because TensorFlow hides the error
+            # inside another error.
             self._wait_policy.first_error = error
         raise error
 
@@ -191,7 +191,8 @@ def scale(buffer: np.ndarray, share: float) -> None:
         buffer *= buffer.dtype.type(share)
 
 
-_USER_TAG = 1 << 14  # the first MPI tag of `send` and `recv`; mailboxes use lower tags
+# The MPI tags of `send` and `recv` start at `_USER_TAG`; mailboxes use lower tags.
+_USER_TAG = 1 << 14
 
 
 class Messages:

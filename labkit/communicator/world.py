@@ -39,11 +39,13 @@ def world(
     Raises:
         LabkitError: Slurm has started several tasks, but each task is a separate MPI world.
     """
-    for name, value in QUIET.items():  # Open MPI reads the variables when mpi4py is imported
+    # Open MPI reads its environment variables when Python imports `mpi4py.MPI`.
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mpi4py import MPI
 
-    # Without PMIx, MPI treats each task as a world of one rank and raises no error.
+    # If srun starts tasks without PMIx, MPI treats each task as a world of one rank and raises no
+    # error.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and MPI.COMM_WORLD.size == 1 and "PMIX_RANK" not in os.environ:
         raise LabkitError(
@@ -113,7 +115,8 @@ def single_rank(clock: Clock = WALL) -> Communicator:
     return Communicator(MPI.COMM_SELF, clock=clock)
 
 
-RESERVE_POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
+# A rank that waits in the recovery barrier polls every `RESERVE_POLL_INTERVAL` seconds.
+RESERVE_POLL_INTERVAL = 1e-3
 
 
 class RecoveryBarrier:

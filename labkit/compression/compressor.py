@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Tensor: TypeAlias = "tf.Tensor"
 Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # named vectors
 
-COUNT = np.dtype("<i4")  # type of the element count that precedes each part
+# An element count of the type `COUNT` precedes each part of a serialized payload.
+COUNT = np.dtype("<i4")
 
 
 def to_bytes(payload: Payload) -> np.ndarray:
@@ -50,7 +51,8 @@ def from_bytes(
         count = int(data[start : start + COUNT.itemsize].copy().view(COUNT)[0])
         start += COUNT.itemsize
         stop = start + count * dtype.itemsize
-        parts[name] = data[start:stop].copy().view(dtype)  # the copy is aligned for its dtype
+        # The part is copied, because its bytes in `data` may not be aligned for the dtype.
+        parts[name] = data[start:stop].copy().view(dtype)
         start = stop
     return parts, start
 
@@ -81,10 +83,11 @@ class ExpectedResidual:
         return residual
 
 
-# A state is a tensor, a tuple of tensors, or a nested tuple of tensors.
+# A compressor's state is a tensor, a tuple of tensors, or a nested tuple of tensors.
 State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"
-# The answer to `Mean` or `SparseMean` is the dense mean. The answer to `Gather` contains all ranks'
-# payloads. The first answer, which starts the generator, is None.
+# The answer to a `Mean` or `SparseMean` request is the dense mean over all ranks. The answer to a
+# `Gather` request contains the payloads (compressed gradients) of all ranks. The first answer that
+# a compressor's generator receives is None, which only starts the generator.
 Answer: TypeAlias = "tf.Tensor"
 
 
@@ -240,8 +243,8 @@ class Compressor(Checked):
         """
         import tensorflow as tf
 
-        # The prime factor exceeds any number of ranks, so no two ranks have the same key, even with
-        # seeds that differ by 1.
+        # The prime factor 65,537 exceeds any number of ranks, so rank-specific keys never collide,
+        # even if seeds differ by 1.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 
@@ -263,8 +266,8 @@ class Compressor(Checked):
         payload = compiled(self, "encode")(tensor, state)
         decode = compiled(self, "decode")
         if self.linear:
-            # Linear payloads are summed before they are decoded, so that each rank decodes only
-            # their sum.
+            # Linear payloads (compressed gradients) are summed before they are decoded, so that
+            # each rank decodes only the sum.
             mean = decode({**payload, "values": (yield Mean(payload["values"]))})
             sent = decode(payload)
         else:
@@ -343,8 +346,8 @@ def next_key(key: Tensor) -> Tensor:
     """Return the key of the next step's random choices."""
     import tensorflow as tf
 
-    # The first number of a key is unique to a rank and stays constant, so keys of different ranks
-    # are never equal.
+    # The first number of a random key stays constant, so keys that differ between ranks at the
+    # start never become equal.
     return key + tf.constant([0, 1], tf.int32)
 
 
@@ -367,12 +370,13 @@ def run_fused(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """
     import tensorflow as tf
 
-    if tf.executing_eagerly():  # eager execution avoids one compilation per shape
+    if tf.executing_eagerly():  # Eager execution avoids one compilation per tensor shape.
         return function(*tensors)
     return tf.function(function, jit_compile=True, autograph=False)(*tensors)
 
 
-# The compressor classes by name; the package's `__init__` fills this table.
+# The table `COMPRESSORS` maps names to compressor classes; the package's `__init__` fills the
+# table.
 COMPRESSORS: dict[str, type[Compressor]] = {}
 
 
@@ -387,7 +391,7 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     if isinstance(value, str):
         return lookup(COMPRESSORS, value, "compressor")()
     if isinstance(value, Mapping):
-        # The mapping is copied, because the entry "name" is removed from it below.
+        # The caller's mapping is copied, because the entry "name" is removed from the copy.
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(
@@ -396,7 +400,7 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     )
 
 
-# The type of a field that contains a compressor; the field accepts an object, a name, or the JSON
+# A field of the type `Nested` contains a compressor, and accepts an object, a name, or the JSON
 # form.
 Nested = Annotated[
     Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())

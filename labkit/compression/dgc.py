@@ -25,7 +25,8 @@ from labkit.compression.compressor import (
 from labkit.compression.quantization import max_magnitudes
 from labkit.compression.sparsification import TopK, scatter
 
-STAGES = 4  # warm-up stages, which omit 75, 93.75, 98.4375, 99.6 % of elements
+# The `STAGES` warm-up stages omit 75, 93.75, 98.4375 and 99.6 % of the gradient's elements.
+STAGES = 4
 
 
 class DGC(Compressor):
@@ -84,8 +85,8 @@ class DGC(Compressor):
         """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
         import tensorflow as tf
 
-        # In Lin et al. 2018, n ranks sum their gradients and clip to 1/sqrt(n) of the norm; labkit
-        # averages the gradients, so each gradient is n times larger.
+        # Lin et al. 2018 sum n gradients, clipped to norm/sqrt(n); labkit averages gradients, so
+        # its limit is n times larger.
         limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 
@@ -99,7 +100,8 @@ class DGC(Compressor):
         """Compute the mean of the sparse vectors that ranks send."""
 
         key, velocity, accumulation, limit = state
-        density = self.density(int(key[1]))  # the second number of a key is the step
+        # The second number of a random key is the training step.
+        density = self.density(int(key[1]))
         select = compiled(self, "select")
         indices, values, velocity, accumulation = select(
             tensor, velocity, accumulation, limit, key, density
@@ -125,9 +127,9 @@ class DGC(Compressor):
         # the XLA cluster, because the number of selected elements is unknown at compile time.
         velocity, accumulation = run_fused(self.accumulate, tensor, velocity, accumulation, limit)
         indices, values = TopK(ratio=density).select(accumulation, key)
-        # Momentum factor masking: the velocity of sent elements is set to zero. The in-place update
-        # waits for the selection, which is the only other operation that reads velocity and
-        # accumulation.
+        # Momentum factor masking (Lin et al. 2018) sets the velocity of sent elements to zero. The
+        # in-place update waits for the selection, which is the only other operation that reads
+        # velocity and accumulation.
         with tf.control_dependencies([indices, values]):
             velocity, accumulation = (
                 tf.raw_ops.InplaceUpdate(x=vector, i=indices, v=tf.zeros_like(values))

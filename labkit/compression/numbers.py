@@ -52,8 +52,8 @@ def row_norms(rows: Tensor) -> Tensor:
     norms = tf.math.reduce_euclidean_norm(rows, axis=1)
     if not rows.shape[1]:
         return norms
-    # If the norm is below `smallest`, squares may have underflowed. If the norm is infinite,
-    # squares have overflowed.
+    # If the norm of a row is below `smallest`, some squares may have underflowed. If the norm of a
+    # row is infinite, the squares may have overflowed.
     smallest = (rows.shape[1] * limits.tiny / limits.eps) ** 0.5
     inexact = (norms < smallest) | tf.math.is_inf(norms)
 
@@ -125,8 +125,7 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         m = -(-length // per_byte)
         counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(per_byte)]
         fields = [_shifted(packed[:n], -i * width, width) for i, n in enumerate(counts)]
-        # If a code is not split into several widths, values are decoded range by range, without a
-        # vector of all codes.
+        # A code of 1, 2, 4 or 8 bits is decoded range by range, without a vector of all codes.
         if width == bits:
             return tf.concat([value(field) for field in fields], 0)
         part = _shifted(tf.concat(fields, 0), first, 8)
@@ -151,8 +150,6 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
     """Yield the width (8, 4, 2 or 1 bits) and the first bit of each part of a code."""
     first = 0
-    # The widest part of a code is packed first, because `unpack` reads the parts from wide to
-    # narrow.
     for width in (8, 4, 2, 1):
         if bits & width:
             yield width, first
@@ -171,10 +168,12 @@ def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
     return codes
 
 
-# GAMMA is an odd number near 2**32 / golden ratio. The product with GAMMA maps neighbouring indices
-# to distant numbers.
+# The constant `GAMMA` is an odd number near 2**32 divided by the golden ratio. Multiplication with
+# the constant `GAMMA` maps neighbouring indices to distant numbers.
 GAMMA = 0x9E3779B9
-ROUNDS = (0x7FEB352D, 0x846CA68B)  # hash factors: a flipped input bit flips about half of the hash
+# Multiplication with the factors in `ROUNDS` makes a flipped input bit flip about half of the bits
+# of the hash.
+ROUNDS = (0x7FEB352D, 0x846CA68B)
 
 
 def uniform(length: int, key: Tensor) -> Tensor:
@@ -206,8 +205,8 @@ def uniform(length: int, key: Tensor) -> Tensor:
     number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * GAMMA + half
     number = _round(number, ROUNDS[0]) + other
     number = _round(number, ROUNDS[1])
-    # The upper bits become the mantissa of a float in [1, 2), which is faster than int-to-float
-    # conversion.
+    # The upper bits of the hash become the mantissa of a float in [1, 2), which is faster than
+    # int-to-float conversion.
     mantissa = tf.bitwise.right_shift(number, tf.constant(9, tf.uint32))
     one = tf.constant(0x3F800000, tf.uint32)
     return tf.bitcast(tf.bitwise.bitwise_or(mantissa, one), tf.float32) - 1.0

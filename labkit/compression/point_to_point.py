@@ -85,7 +85,8 @@ class Encoder(_Codec):
             self.sent = np.zeros_like(values)
             return np.empty(0, np.uint8)
         if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
-            # All elements become NaN, because a compressor might omit the non-finite element.
+            # If an element is not finite, all elements become NaN, because a compressor might omit
+            # the non-finite element.
             values = np.full_like(values, np.nan)
         messages = []
         for number, (start, stop) in enumerate(self._edges):

@@ -79,8 +79,8 @@ class PowerSGD(Compressor):
             mean = yield Mean(tensor)
             return Reduced(mean, tensor, (next_key(key), q))
         if not self.warm_start:
-            # All ranks draw Q from a common key, because factors can only be averaged if Q is the
-            # same on all ranks.
+            # All ranks draw the matrix Q from a common random key, because only factors for the
+            # same Q can be averaged.
             q = self.random(key, q.shape[0])
         # The mean of the ranks' products M Q equals mean(M) Q, so the gradient matrix M itself is
         # never sent.
@@ -130,8 +130,8 @@ class PowerSGD(Compressor):
 
         # XLA reads the large matrix in place, while TensorFlow without XLA would copy it first.
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # After the division by the number of columns, no element of the product exceeds the largest
-        # element of M.
+        # Q is divided by the number of columns of M, so that no element of M Q exceeds M's largest
+        # element.
         q = _directions(tf.cast(q, tensor.dtype)) / max(matrix.shape[1], 1)
         return run_fused(tf.matmul, matrix, q)
 
@@ -143,8 +143,8 @@ class PowerSGD(Compressor):
         # The matrix is read by rows, because an (r, n) by (n, m) product is faster than (m, n) by
         # (n, r).
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # The norm of a column is at most √n times its largest element, so results stay finite if s
-        # ≥ √n. Products with a power of two, such as s, have no rounding error.
+        # A column's norm is at most √n times its largest element, so the division by s ≥ √n keeps
+        # the product finite. Products with a power of two, such as s, have no rounding error.
         s = 2.0 ** ((matrix.shape[0].bit_length() + 1) // 2)
         rows = run_fused(tf.matmul, tf.transpose(p / s), matrix)
         return p * s, tf.transpose(rows)

@@ -36,7 +36,8 @@ def split(tensor: Tensor, size: int | None) -> list[Tensor]:
         return [tensor[None]]
     whole = n // size
     rows = tf.reshape(tensor[: whole * size], [whole, size])
-    # The last row is separate, because padding the tensor would need another pass over memory.
+    # The last, shorter row is separate, because padding the tensor would need another pass over
+    # memory.
     return [rows, tensor[None, whole * size :]] if n % size else [rows]
 
 
@@ -44,11 +45,12 @@ def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
     """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # min and max need only one pass over memory, and no tensor of magnitudes
+    # The minimum and the maximum need only one pass over memory, and no tensor of magnitudes.
+    if size is None:
         maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
         maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
-    return tf.maximum(maxima, 0)  # the maximum of no elements is -infinity
+    return tf.maximum(maxima, 0)  # The maximum of an empty tensor is -infinity, which becomes 0.
 
 
 def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
@@ -94,7 +96,8 @@ def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tens
     return tf.cast(max_level + tf.where(tensor < 0, -level, level), tf.uint8)
 
 
-NAN_VALUE = -128.0  # NaN has a separate code, because the maximum may ignore NaN
+# NaN has a separate code, because the largest magnitude, which becomes the scale, may ignore NaN.
+NAN_VALUE = -128.0
 
 
 class Int8(Compressor):
@@ -154,7 +157,7 @@ class Int8(Compressor):
         tensor = tf.reshape(tensor, [-1])
         scales = finite_products(max_magnitudes(tensor, self.block))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
-        # A block of very small values is encoded as zeros.
+        # A block is encoded as zeros if its values are so small that 127 / maximum overflows.
         steps = tf.where(tf.math.is_finite(steps), steps, 0)
         return {"codes": _codes(scale_blocks(tensor, steps, self.block)), "scales": scales}
 
@@ -269,7 +272,7 @@ class QSGD(Compressor):
         return run_fused(times, decoded, norms)
 
 
-NAN_CODE = np.uint8(3)  # the code of NaN
+NAN_CODE = np.uint8(3)
 
 
 class TernGrad(Compressor):
@@ -313,7 +316,8 @@ class TernGrad(Compressor):
             deviation = tf.math.reduce_std(tf.math.divide_no_nan(tensor, scale))
             scale = tf.where(self.clip * deviation < 1, self.clip * deviation * scale, scale)
             tensor = tf.clip_by_value(tensor, -scale, scale)
-        # NaN has a separate code, because the maximum may ignore NaN.
+        # NaN has a separate code, because the largest magnitude, which becomes the scale, may
+        # ignore NaN..
         codes = tf.where(nan, NAN_CODE, to_levels(tensor, scale, 1, key))
         return {"codes": pack(codes, 2), "scale": scale, "length": tf.constant(list(tensor.shape))}
 

@@ -39,7 +39,8 @@ class OneBit(Compressor):
         # than elements.
         ones = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.int32))
         counts = tf.stack([tensor.shape[0] - ones, ones])
-        # Elements are divided by `unit`, so that sums of finite elements cannot overflow.
+        # Elements are divided by `unit`, a power of two, so that sums of finite elements cannot
+        # overflow.
         unit = 2.0 ** tensor.shape[0].bit_length()
         # Eight ranges are first added as vectors, which is faster than a single sum over all
         # elements.
@@ -96,7 +97,8 @@ class SignSGD(Compressor):
         import tensorflow as tf
 
         one = tf.ones([], tensor.dtype)
-        zero_is_plus = tf.reduce_sum(key) % 2 == 0  # whether rank + step is even
+        # The sign of zero alternates from step to step, and differs between neighbouring ranks.
+        zero_is_plus = tf.reduce_sum(key) % 2 == 0
         plus = (tensor > 0) | ((tensor == 0) & zero_is_plus)
         total = tf.reduce_sum(tf.add_n([tf.abs(part) for part in split_ranges(tensor, 8)]))
         voice = tf.cond(
@@ -126,8 +128,8 @@ class SignSGD(Compressor):
         """Return the majority's sign of each element, multiplied by the scale."""
         import tensorflow as tf
 
-        # For each element, mean · (number of payloads) / scale is the number of plus votes minus
-        # the number of minus votes.
+        # For each element, mean · (number of payloads) / scale equals the plus votes minus the
+        # minus votes of the ranks.
         mean = super().average(payloads)
         # Rounding removes floating-point errors, because vote counts are whole numbers.
         votes = tf.round(mean * (len(payloads) / self.scale))

@@ -63,8 +63,8 @@ def reply_to(requests: Sequence[Request]) -> Any:
     total: Any = None
     for request in requests:
         if isinstance(request, SparseMean):
-            # Values are divided before the scatter, as on MPI ranks, because the sparse vector is
-            # shorter than the dense one.
+            # Values are divided before the scatter, because the sparse vector is shorter than the
+            # dense vector.
             value = scatter(request.indices, request.values / ranks, request.length)
         elif isinstance(request, Mean):
             value = request.value

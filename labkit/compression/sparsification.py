@@ -23,7 +23,9 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.numbers import from_bits, magnitude_bits
 
-BLOCK = 16  # elements per searched block; most blocks contain none of the largest 1 %
+# The search for large elements tests blocks of `BLOCK` elements; most blocks contain none of the
+# largest 1 %.
+BLOCK = 16
 
 
 class Sparse(Compressor):
@@ -92,7 +94,7 @@ def select_above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Ten
     whole = tensor.shape[0] // BLOCK * BLOCK
     rows = tf.reshape(tensor[:whole], [-1, BLOCK])
     matching = tf.where(run_fused(_any_reaches, rows, threshold))[:, 0]  # (matching rows,)
-    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # elements of all matching rows
+    candidates = tf.reshape(tf.gather(rows, matching), [-1])
     hits = tf.where(_reaches(candidates, threshold))[:, 0]
     whole_indices = tf.gather(matching, hits // BLOCK) * BLOCK + hits % BLOCK
     tail = tensor[whole:]
@@ -123,13 +125,13 @@ def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]
     k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
     bounds = tf.range(k + 1) * n // tf.maximum(k, 1)
     pieces = bounds[1:] - bounds[:-1]
-    # Double precision is needed, so that every element of a long range can be selected.
+    # Random positions have double precision, so that every element of a long range can be selected.
     place = tf.random.stateless_uniform([k], key, dtype=tf.float64)
     indices = bounds[:-1] + tf.cast(place * tf.cast(pieces, tf.float64), tf.int64)
     return tf.cast(indices, tf.int32), pieces
 
 
-HITS = 64  # intended number of sampled elements above the threshold
+HITS = 64  # The sample is so large that about `HITS` sampled elements exceed the threshold.
 
 
 class TopK(Sparse):
@@ -205,7 +207,8 @@ def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[T
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    too_many = tf.size(candidates) > 2 * k  # true only for an unrepresentative sample
+    # Only an unrepresentative sample leads to more than 2 k candidates.
+    too_many = tf.size(candidates) > 2 * k
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
     )
@@ -221,8 +224,8 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     sizes = run_fused(_sizes, tensor, places)
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
-    # If most elements are zero, the sampled threshold is also zero. The lower bound `least` then
-    # excludes zeros.
+    # If most elements are zero, the threshold from the sample is zero. The lower bound `least` of
+    # the threshold excludes elements that are zero.
     least = magnitude_bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
     return from_bits(tf.maximum(threshold, least))
 

@@ -47,8 +47,8 @@ class Chain(Compressor):
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # `encode` and `decode` are not compiled, because the length of a payload differs between
-    # training steps.
+    # The methods `encode` and `decode` are not compiled, because the length of a payload
+    # (compressed gradient) differs between training steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested
@@ -218,7 +218,6 @@ class ErrorFeedback(Compressor):
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
-        # The inner compressor's requests are yielded to the caller of this generator.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
 

@@ -30,14 +30,15 @@ from labkit.datasets.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
 from labkit.datasets.synthetic import SYNTHETIC
 from labkit.datasets.tabular_files import ADULT
 
-CHARACTERS = 65  # number of distinct characters in the text
+CHARACTERS = 65  # The Shakespeare text has 65 distinct characters.
 LENGTH = 1_115_394  # characters
 
 
 class TextOptions(Rows):
     """Options of the data set `shakespeare`."""
 
-    # The upper limit ensures at least one sequence in the test text, which has 111,540 characters.
+    # The upper limit of `sequence_length` ensures at least one sequence in the test text, which has
+    # 111,540 characters.
     sequence_length: int = Field(
         64,
         strict=True,
@@ -66,7 +67,8 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
 
 def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
     """Return the number of sequences in a text of `characters` characters (default: training)."""
-    return (characters - 1) // length  # the last sequence also needs a character that follows it
+    # The last sequence needs one more character, which is the label of its last character.
+    return (characters - 1) // length
 
 
 def _sequences(codes: Array, length: int) -> tuple[Array, Array]:
@@ -146,7 +148,8 @@ def available(name: str) -> str | None:
 def ensure(name: str) -> None:
     """Download a data set's missing files once, so that not every rank downloads them."""
     if name.startswith(user_data.HUB):
-        check(name, {})  # `check` loads a Hugging Face data set, which caches its download.
+        # The function `check` loads the Hugging Face data set, whose download is cached.
+        check(name, {})
     locate(name)
 
 

@@ -51,7 +51,7 @@ def find(file: DataFile) -> Path | None:
     Raises:
         LabkitError: A file with the name of the data set's file has a different checksum.
     """
-    # The user's folder, LABKIT_DATA, is searched before the folder of downloads.
+    # labkit searches the folder in the environment variable LABKIT_DATA before the folder `data/`.
     for folder in search_folders():
         path = folder / file.folder / file.name
         if path.is_file():
@@ -97,7 +97,8 @@ def fetch(file: DataFile) -> Path:
         ) from error
     finally:
         for place in paths:
-            with suppress(OSError):  # `rmdir` fails if a folder is not empty
+            # The method `rmdir` raises an OSError if the folder is not empty.
+            with suppress(OSError):
                 place.rmdir()
 
 
@@ -238,7 +239,8 @@ def to_array(label: str, value: Any) -> Array:
             )
         return np.asarray(value.data)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if array.shape != tuple(value.shape):  # for example, a sparse matrix
+    # NumPy converts a sparse matrix, for example, to an array of another shape.
+    if array.shape != tuple(value.shape):
         raise InvalidInput(
             f"{label} is a {type(value).__name__}, which labkit cannot convert: give a NumPy array"
         )
@@ -273,8 +275,9 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
             f"{label} has the type {array.dtype}: give an array of numbers whose rows have the "
             "same length"
         )
-    # The minimum and the maximum show whether an array has non-finite values. Their computation
-    # needs no second array. The number of non-finite values is only computed for the error message.
+    # The minimum and the maximum show whether an array has non-finite values. The computation of
+    # the minimum and the maximum needs no second array. The number of non-finite values is only
+    # computed for the error message.
     if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
         count = int((~np.isfinite(array)).sum())
         raise InvalidInput(

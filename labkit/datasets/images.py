@@ -114,7 +114,8 @@ _FASHION = _idx_files(
 )
 _CIFAR10 = DataFile(
     "cifar10",
-    # The binary archive is used, because the archive for Python has pickles, which can run code.
+    # labkit downloads CIFAR-10's binary archive, because the archive for Python has pickles, which
+    # can run code.
     "cifar-10-binary.tar.gz",
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
@@ -127,7 +128,7 @@ CIFAR10 = DatasetSpec(read_cifar10, images(32, 32, 3), always(50_000), (_CIFAR10
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 GREY = ("1", "L", "I", "F")
-DEEPEST = 2**16 - 1  # value of white in a 16-bit image
+DEEPEST = 2**16 - 1  # White has the value 65,535 in a 16-bit image.
 
 Size = tuple[int, int]  # width, height
 
@@ -183,7 +184,7 @@ def pixels_of(image: Any, size: Size) -> Array:
                 f"the pixel mode {image.mode} does not define the value of white; save the "
                 "image with 8 or 16 bits"
             )
-        # The image is not converted to 8 bits, because PIL would clip values above 255.
+        # A 16-bit image is not converted to 8 bits, because PIL would clip values above 255.
         grey = np.asarray(image).astype(np.float32) / np.float32(DEEPEST)
         scaled = np.asarray(optional("PIL.Image", "datasets").fromarray(grey).resize(size))
         return scaled.clip(0, 1).reshape(height, width, 1)

@@ -14,8 +14,9 @@ from labkit.common.errors import InvalidInput
 from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
-ROWS = 1024  # default number of training rows
-LATENT = 16  # number of latent features, few enough to learn from 1000 rows
+ROWS = 1024  # A synthetic data set has `ROWS` training rows by default.
+# The number of latent features, `LATENT`, is so small that 1000 rows suffice for learning.
+LATENT = 16
 
 
 class SyntheticOptions(Rows):
@@ -51,7 +52,8 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)
-    # Dividing by the square root of the number of inputs keeps tanh nonlinear, but not saturated.
+    # The division by the square root of the number of inputs keeps tanh nonlinear, but not
+    # saturated.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
     # Training and test rows have labels from the same teacher network. The order of the random

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# `NUMERIC` contains the indices of the numeric columns; the other columns contain categories, such
-# as workclass or education.
-NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, education years, capital gain, capital loss, hours
+# The tuple `NUMERIC` contains the indices of the numeric columns; the other columns contain
+# categories, such as workclass or education. The numeric columns are age, sampling weight,
+# education years, capital gain, capital loss and hours per week.
+NUMERIC = (0, 2, 4, 10, 11, 12)
 LABEL = 14
 
 
@@ -71,7 +72,8 @@ def _features(train: Array, test: Array) -> tuple[Array, Array]:
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
     """Scale a numeric column to mean 0 and standard deviation 1 over the training rows."""
-    mean, deviation = train.mean(), train.std() or 1.0  # a constant column becomes zeros
+    # With the divisor 1.0, a constant column becomes zeros instead of NaN.
+    mean, deviation = train.mean(), train.std() or 1.0
     return (train[:, None] - mean) / deviation, (test[:, None] - mean) / deviation
 
 
@@ -94,9 +96,11 @@ ADULT = DatasetSpec(
 )
 
 
-CATEGORIES = 1000  # maximum number of categories (features) of a text column
+# A text column may have at most `CATEGORIES` categories, each of which becomes a feature.
+CATEGORIES = 1000
 SEPARATORS = ",;\t|"
-START = 1 << 16  # characters read to detect separator and decimal sign
+# The reader detects the separator and the decimal sign in the first `START` characters of the file.
+START = 1 << 16
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -116,7 +120,8 @@ def read_table(path: Path) -> pd.DataFrame:
         separator = max(SEPARATORS, key=header.count)
         # A comma can be a decimal sign only if semicolons separate the columns.
         decimal = "," if separator == ";" and re.search(r"\d,\d", start) else "."
-        with warnings.catch_warnings():  # errors instead of pandas' warnings about dropped fields
+        # pandas only warns about dropped fields; labkit turns the warning into an error.
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, sep=separator, decimal=decimal, index_col=False)
     except (ValueError, OSError, pd.errors.ParserWarning) as error:
@@ -140,7 +145,7 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
         return np.stack(list(train)), np.stack(list(test))
     kind, column = train.dtype.kind, f"column {train.name!r}"
     if kind in "iufb":
-        # A column of nullable integers cannot store a mean.
+        # A pandas column of nullable integers cannot store a mean, which may be fractional.
         if not isinstance(train.dtype, np.dtype):
             train, test = train.astype("Float64"), test.astype("Float64")
         mean = train.mean() if train.notna().any() else 0.0

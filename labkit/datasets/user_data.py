@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 HUB = "hf:"
 FILES = (".npz", ".csv", ".parquet")
-LABELS = ("label", "labels", "target", "class", "y")  # default names of the label column
+# If the user names no label column, labkit looks for a column whose name is in `LABELS`.
+LABELS = ("label", "labels", "target", "class", "y")
 
 
 class OwnOptions(Rows):
@@ -326,11 +327,13 @@ def _read_hugging_face(name: str, options: OwnOptions) -> Arrays:
     """Read a Hugging Face data set from disk, or download it from the hub and cache it."""
     datasets = optional("datasets", "datasets")
     try:
-        if name.startswith(HUB):  # the name has the form hf:NAME or hf:NAME:CONFIGURATION
+        # The name of a data set on the Hugging Face hub has the form hf:NAME or
+        # hf:NAME:CONFIGURATION.
+        if name.startswith(HUB):
             whole = datasets.load_dataset(*name.removeprefix(HUB).split(":", 1))
         else:
             whole = datasets.load_from_disk(name)
-    except (OSError, ValueError) as error:  # errors of the Hugging Face hub are OSErrors, too
+    except (OSError, ValueError) as error:  # Errors of the Hugging Face hub are also OSErrors.
         raise InvalidInput(f"{name} cannot be read: {error}") from error
     parts = dict(whole) if isinstance(whole, datasets.DatasetDict) else {"train": whole}
     train = parts.get("train") or next(iter(parts.values()))

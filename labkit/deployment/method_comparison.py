@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 
-WARM_UP = 10  # number of untimed calls before timing
+WARM_UP = 10  # Each model is called `WARM_UP` times before its calls are timed.
 
 
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
@@ -115,13 +115,13 @@ def _median_ms(function: Call, batch: tf.Tensor, calls: int) -> float:
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
-        function(batch).numpy()  # `numpy()` waits for the result
+        function(batch).numpy()  # The call of `numpy()` waits until the result is computed.
         seconds.append(time.perf_counter() - start)
     return 1e3 * float(np.median(seconds))
 
 
 ORIGINAL = "original"
-Row: TypeAlias = dict[str, float | str]  # the values of one table row, by column name
+Row: TypeAlias = dict[str, float | str]
 COLUMNS = (
     *("family", "what", "extra_epochs", "accuracy", "right", "lost", "gained", "chance"),
     *("test_answers", "parameters", "bytes", "smaller", "keras_gzip_bytes"),
@@ -184,7 +184,7 @@ def compare(
 
     _validate(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
-    # The copy has no optimizer state, which would otherwise count in the file size.
+    # The uncompiled copy has no optimizer state, which would otherwise count in the file size.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
     # `right_answers` raises an error if accuracy is undefined for the data.
     before = right_answers(original, data, batch_size)
@@ -261,8 +261,8 @@ def _add_times(
 ) -> None:
     times = inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
-        # Each ratio compares two models within one repeat, which times both models within a short
-        # interval.
+        # Each ratio compares two models within one repeat, because a repeat times all models within
+        # a short interval.
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
             "inference_ms": float(np.median(milliseconds)),

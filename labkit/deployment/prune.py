@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import keras
 
 
-RAMP = 0.75  # fraction of fine-tuning during which gradual pruning increases sparsity
-PRUNINGS = 20  # approximate number of prunings in gradual pruning
+RAMP = 0.75  # Gradual pruning increases sparsity during the fraction `RAMP` of fine-tuning.
+PRUNINGS = 20  # Gradual pruning consists of about `PRUNINGS` prunings.
 
 
 class Prune(FineTuned):

@@ -50,8 +50,8 @@ class Quantize(CompressionMethod):
         quantized = uncompiled_copy(model)
         try:
             with warnings.catch_warnings():
-                # Keras warns about each layer that it does not quantize; the result's `what` lists
-                # these layers.
+                # Keras's warnings about unquantized layers are hidden, because the result's text
+                # `what` lists these layers.
                 warnings.simplefilter("ignore")
                 quantized.quantize(self.mode)
         except ValueError as error:
@@ -82,8 +82,9 @@ class Quantize(CompressionMethod):
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
     """Return the layers that contain no other layers, in the order of Keras's own traversal."""
-    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. A
-    # different order could pair a layer of the original model with the wrong quantized layer.
+    # labkit uses Keras's private method `_flatten_layers`, because Keras's `quantize` visits the
+    # layers in the order of this method. A different order of layers could pair a layer of the
+    # original model with the wrong quantized layer.
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in layers if not layer._layers]
 

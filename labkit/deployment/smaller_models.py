@@ -98,13 +98,15 @@ class FineTuned(CompressionMethod):
         """Train the model, and return an uncompiled copy, which has no optimizer state."""
         import keras
 
-        # The last layer decides whether outputs are logits. A user's model may end in a softmax,
-        # but labkit's models do not.
+        # labkit treats a model's outputs as logits, unless the activation of the last layer is
+        # softmax. A user's model may end in a softmax, but labkit's models do not.
         scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
-            jit_compile=False,  # a few epochs save less time than compilation takes
+            # XLA compilation is off, because compilation takes longer than it saves in a few
+            # epochs.
+            jit_compile=False,
         )
         model.fit(
             data.x_train,

@@ -40,7 +40,9 @@ class Header(TypedDict):
 
 MAGIC = b"LKSPARSE"
 SCHEMA = 1
-PREFIX = len(MAGIC) + 4  # number of bytes of MAGIC and of the header's length (uint32)
+# The prefix of a sparse file consists of the text `MAGIC` and the header's length (uint32, 4
+# bytes).
+PREFIX = len(MAGIC) + 4
 
 
 def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
@@ -97,7 +99,7 @@ def read_sparse(path: Path | str) -> keras.Model:
     content = path.read_bytes()
     header, start = _header(content, path.name)
     expected = start + sum(_bytes_of(record) for record in header["tensors"])
-    # A truncated file is rejected before any weight is read.
+    # The length check rejects a truncated file before any weight is read.
     if len(content) != expected:
         raise LabkitError(
             f"{path.name} has {len(content)} bytes instead of {expected}, so it is incomplete or "

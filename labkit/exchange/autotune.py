@@ -17,8 +17,9 @@ from labkit.common.files import usable_cores
 from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
-MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # the time to sum 1 MiB is about the overhead of one call
+MEASURED_CALLS = 7
+# The sum of a table of `MIN_TABLE_BYTES` (1 MiB) takes about as long as the overhead of one call.
+MIN_TABLE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if algorithm != "auto":
         return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
-        # Each rank runs the simulation and gets the same result.
+        # Each rank runs the simulation itself, because all ranks get the same result.
         return _simulated(communicator, nbytes)
     if not dense:
         return Choice(

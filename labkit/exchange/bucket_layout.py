@@ -13,7 +13,7 @@ from labkit.exchange.autotune import Choice
 from labkit.exchange.compressed import BucketLayer
 from labkit.exchange.gradient import Signature
 
-ALIGN = 64  # bytes; TensorFlow reads memory with this alignment without a copy
+ALIGN = 64  # TensorFlow reads memory without a copy if the address is a multiple of `ALIGN` bytes.
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def pack(
 
     def close(dtype: str) -> None:
         if slots := filling.pop(dtype, None):
-            # Slots are filled from the last variable to the first.
+            # A bucket's slots are in reverse order: the first slot contains the last variable.
             first, last = slots[-1], slots[0]
             stop = last.offset + last.length
             buckets.append(Bucket(dtype, itemsize[dtype], first.offset, stop, tuple(slots)))
@@ -116,8 +116,8 @@ def pack(
         stop = lengths[variable]
         while stop > 0:
             used = sum(slot.length for slot in filling.get(dtype, []))
-            # The limit may be exceeded by 1/8, because a small bucket for the last elements of a
-            # variable would be inefficient.
+            # A bucket may exceed the size limit by 1/8, because a small bucket for a variable's
+            # last elements would be inefficient.
             fits = used + stop <= room + (room // 8 if cut else 0)
             if used and not fits and (used >= room or not cut):
                 close(dtype)
@@ -140,7 +140,8 @@ def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
     ]
 
 
-Piece = tuple[int, np.ndarray]  # a pair: offset in the bucket in elements, and the values
+# A `Piece` is a pair: the offset in the bucket, in elements, and the values.
+Piece = tuple[int, np.ndarray]
 
 
 class FlatBuffers:
@@ -214,9 +215,11 @@ class Packing:
     """
 
     def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
-        # Each entry of `_copies` is (slot number, elements to copy, target array).
+        # An entry of the list `_copies` contains a slot number, the range of elements to copy, and
+        # the target array.
         self._copies: list[tuple[int, slice, np.ndarray]] = []
-        # Each entry of `_uncopied` is (slot number, elements, offset in the bucket).
+        # An entry of the list `_uncopied` contains a slot number, a range of elements, and an
+        # offset in the bucket.
         self._uncopied: list[tuple[int, slice, int]] = []
         for number, slot in enumerate(bucket.slots):
             first = slot.offset - bucket.start
@@ -395,7 +398,8 @@ def in_buckets(
     """
     lengths = _lengths(signature)
     names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
-    unlimited = sum(lengths) * 8 + 1  # an upper bound of the bytes of all gradients
+    # The number `unlimited` is an upper bound of the size of all gradients in bytes.
+    unlimited = sum(lengths) * 8 + 1
     return pack(lengths, names, itemsizes, limit or unlimited, cut=cut, groups=groups)
 
 

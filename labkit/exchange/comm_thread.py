@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 KINDS = ("step", "pack", "communicate", "wait")
-MAX_EVENTS = 200_000  # maximum number of stored events; older events of a long run are dropped
+# A timeline stores at most `MAX_EVENTS` events, and drops the oldest events of a long run.
+MAX_EVENTS = 200_000
 
-Event = tuple[str, int, int, float, float]  # kind, training step, bucket, start time, stop time
+# An `Event` contains the kind, the training step, the bucket, the start time and the stop time.
+Event = tuple[str, int, int, float, float]
 
 
 class Timeline:
@@ -74,7 +76,7 @@ def timeline_rows(timelines: Iterable[Iterable[Event]]) -> list[dict[str, Any]]:
 Serve = Callable[[int], None]
 Reorder = Callable[[list[float], list[float]], list[int]]
 
-TIME_SLICE = 100_000  # ns, the smallest time slice that Linux allows
+TIME_SLICE = 100_000  # The smallest time slice that Linux allows is 100,000 ns.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
@@ -114,9 +116,11 @@ class CommThread:
         self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
-        # `_ready` contains, for each bucket, the sum of its issue times in seconds.
+        # The list `_ready` contains, for each bucket, the sum of the clock times in seconds at
+        # which the bucket was issued.
         self._ready = [0.0] * len(self.order)
-        # `_seconds` contains, for each bucket, the sum of its exchange durations in seconds.
+        # The list `_seconds` contains, for each bucket, the total duration of the bucket's
+        # exchanges in seconds.
         self._seconds = [0.0] * len(self.order)
 
     def reorder_after(self, rounds: int, reorder: Reorder) -> None:
@@ -135,7 +139,8 @@ class CommThread:
     def issue(self, bucket: int) -> None:
         """Pass a packed bucket to the communication thread, which exchanges it."""
         with self._changed:
-            self._done.discard(bucket)  # a failed step may have left the bucket in `_done`
+            # A failed training step may have left the bucket in the set `_done`.
+            self._done.discard(bucket)
             self._issued.add(bucket)
             self._ready[bucket] += self._clock.now()
             if self._thread is None:
@@ -218,7 +223,7 @@ def wake_promptly() -> bool:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
-    # The bytes are Linux's struct sched_attr: size, policy, flags, nice, priority, runtime,
+    # The packed bytes form Linux's struct sched_attr: size, policy, flags, nice, priority, runtime,
     # deadline, period.
     attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, 0, 0, TIME_SLICE, 0, 0)
     status: int = ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)
@@ -269,9 +274,9 @@ class Operations:
         """Start to exchange each bucket or table when it is ready; then wait for all means."""
         import tensorflow as tf
 
-        # A waiting operation blocks one of TensorFlow's threads. All parcels (buckets and tables)
-        # must be issued before the first wait, because waiting operations may block all of
-        # TensorFlow's threads.
+        # A TensorFlow operation that waits for a mean gradient blocks one of TensorFlow's threads.
+        # All buckets and tables must be issued before the first wait, because waiting operations
+        # may block all of TensorFlow's threads.
         with tf.control_dependencies(self.issue(gradients, rows)):
             return self.wait(range(len(gradients)))
 
@@ -285,7 +290,8 @@ class Operations:
         import tensorflow as tf
 
         chosen = list(variables)
-        # `first` maps each parcel (bucket or table) to the variable that waits for it.
+        # The dict `first` maps each parcel (bucket or table) to the first variable that waits for
+        # the parcel.
         first: dict[int, int] = {}
         for variable in chosen:
             for number in self.layout.holders(variable):

@@ -92,7 +92,9 @@ class CompressedMean:
         self._before = self._states
         self.seconds = 0.0
         self.calls = 0
-        self._bytes: dict[int, int] = {}  # bytes sent by each generator in this reduction
+        # The dict `_bytes` maps each generator's number to the bytes that the generator sends in
+        # the current reduction.
+        self._bytes: dict[int, int] = {}
 
     def reduce(
         self,
@@ -289,7 +291,7 @@ def _nbytes(request: Request) -> int:
     return int(np.asarray(request.indices).nbytes + np.asarray(request.values).nbytes)
 
 
-WHOLE = "all layers"  # the layer name in the row for a whole bucket
+WHOLE = "all layers"  # A row of statistics about a whole bucket has `WHOLE` as its layer name.
 Row = dict[str, Any]
 FIGURES = ("relative_error", "cosine", "residual_norm", "bits_per_parameter", "fraction_sent")
 

@@ -102,7 +102,9 @@ class Exchange:
         refuse_unknown("schedule", [schedule], SCHEDULES)
         self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces, self._eager = communicator, paces, eager
-        self._after = self.schedule.after  # whether the step blocks until all buckets are reduced
+        # The attribute `_after` tells whether the training step blocks until all buckets are
+        # reduced.
+        self._after = self.schedule.after
         self.guard = guard
         self.clock = communicator.clock
         self.algorithm = algorithm
@@ -122,7 +124,7 @@ class Exchange:
             BucketLayout(communicator, [], [], [], Choice(algorithm, "chosen by the experiment"))
         )
         self._restarts = communicator.restarts
-        self._last_end = self.clock.now()  # time at which the last exchange ended
+        self._last_end = self.clock.now()
         self._set_blocked(self.schedule.after)
         communicator.pace(self.schedule.turns)
 
@@ -258,8 +260,8 @@ class Exchange:
         def check() -> bool:
             layout = self._layout
             slots = (slot for bucket in layout.buckets for slot in bucket.slots)
-            # If a rank skips a step, all elements of its bucket become NaN, so checking one element
-            # per slot is enough.
+            # If a rank skips a training step, all elements of its bucket become NaN, so one element
+            # per slot is checked.
             dense = all(np.isfinite(layout.mean(s.variable)[0][s.start]) for s in slots)
             return dense and all(np.isfinite(layout.mean(t)[0]).all() for t in layout.tables)
 
@@ -275,8 +277,8 @@ class Exchange:
         try:
             return self.guard.check_gradients(paths, arrays)
         except BadNumbers as error:
-            # The wait policy stores the error, because TensorFlow hides the error inside another
-            # error.
+            # The attribute `first_error` stores labkit's error, because TensorFlow hides the error
+            # inside another error.
             self.communicator.wait_policy.first_error = error
             raise
 
@@ -387,9 +389,9 @@ class Exchange:
         after = self._after = self.schedule.after or (
             not (self._eager or self.schedule.into_next) and all_cores_compute(self.communicator)
         )
-        # With a compressor, the division into buckets changes the results of training. The buckets
-        # of a compressor must not depend on the number of cores, because training results would
-        # then depend on the number of cores, too.
+        # With a compressor, the division into buckets changes the results of training. A
+        # compressor's buckets must not depend on the number of cores, because training results
+        # would otherwise depend on this number.
         limit = None if self.schedule.after or (after and not compressor) else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
         dtypes = dtypes_of(gradients)
@@ -442,9 +444,9 @@ class Exchange:
         gradients, rest = list(arrays[: len(paths)]), arrays[len(paths) :]
         if injector is not None:
             gradients = injector.gradients(paths, gradients)
-        if count:  # without samples, all gradients of the rank count as 0, even NaN
+        if count:  # On a rank without samples, all gradients count as 0, even NaN.
             gradients, skips = self._guarded(paths, gradients)
-            if skips:  # a NaN weight makes the means of all ranks NaN
+            if skips:  # The weight NaN makes the mean gradients NaN on all ranks.
                 count = np.array(np.nan)
         layout.pack(number, [*gradients, *rest], count, self.timeline.step)
         self.timeline.add("pack", number, start)
@@ -456,7 +458,9 @@ class Exchange:
                 "two compiled training steps with different variables share one distributed "
                 "optimizer; give each step a separate optimizer"
             )
-        if standing:  # another exchange may have changed the wait policy and the pace
+        # Another gradient exchange may have changed the communicator's wait policy and message
+        # pacing since the last step.
+        if standing:
             self._set_blocked(True)
             self.communicator.pace(self.schedule.turns)
 

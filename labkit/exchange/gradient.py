@@ -109,7 +109,9 @@ def weight_by_rows(
         return list(gradients)
 
     def share(count: np.ndarray) -> np.float64:
-        communicator.wait_policy.polite = False  # the step blocks, so spinning slows nothing
+        # The training step blocks during the exchange, so a spinning wait slows down no
+        # computation.
+        communicator.wait_policy.polite = False
         total = communicator.total(float(count), "the sum of the ranks' batch rows")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 

@@ -34,7 +34,7 @@ ORDER = (
     "updates",
     "rows",
     "priority",
-)  # names of the hooks, from the outermost to the innermost
+)  # The tuple `ORDER` contains the names of the hooks, from the outermost to the innermost.
 
 Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
@@ -143,8 +143,8 @@ class Hook:
 
 
 _FUNCTIONS = ("train_function", "test_function")
-# For each wrapped method, `_TRACED_IN` lists the compiled functions in which TensorFlow traces the
-# method.
+# For each wrapped method, the dict `_TRACED_IN` lists the compiled functions in which TensorFlow
+# traces the method.
 _TRACED_IN: dict[str, tuple[str, ...]] = {
     "train_step": ("train_function",),
     "test_step": ("test_function",),
@@ -154,7 +154,9 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "fit": (),
     "update_state": _FUNCTIONS,
-    "get_metrics_result": (),  # not in a TensorFlow graph, so ranks can communicate in this method
+    # The method `get_metrics_result` does not run in a TensorFlow graph, so ranks can communicate
+    # in this method.
+    "get_metrics_result": (),
     "apply": ("train_function",),
 }
 
@@ -177,8 +179,8 @@ class HookManager:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # `_replaced` has one entry for each replaced method: the object, the method's name, and the
-        # object's previous attribute of this name (or None).
+        # An entry of the list `_replaced` contains the changed object, the method's name, and the
+        # object's previous attribute (or None).
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
@@ -204,9 +206,9 @@ class HookManager:
             raise LabkitError(
                 f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
-        # Compiled functions refer to the hook objects that existed when they were traced. If an
-        # earlier hook object equals the new hook, the earlier object is used again, because
-        # compiled functions refer to it.
+        # Compiled functions refer to the hook objects that existed when TensorFlow traced the
+        # functions. If an earlier hook object equals the new hook, labkit uses the earlier object,
+        # to which compiled functions refer.
         compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
         hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
@@ -284,8 +286,8 @@ class HookManager:
         original, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
             original = _with_rows(original)
-        # The hook methods `compiled_loss`, `moments` and `update_state` receive the wrapped object
-        # as an argument, because a model may have several losses, layers or metrics.
+        # The hook methods `compiled_loss`, `moments` and `update_state` receive the wrapped object,
+        # because a model may have several losses, layers or metrics.
         part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
         def call(*args: tf.Tensor, **kwargs: tf.Tensor) -> tf.Tensor:
@@ -314,7 +316,8 @@ class HookManager:
 
     def _keep_compiled(self) -> None:
         """Save the functions that Keras has compiled with the current hooks."""
-        # Keras creates a new configuration object in each call of `compile`.
+        # Keras creates a new `_compile_config` object in each call of `compile`, so a new object
+        # shows a recompilation.
         version = getattr(self._model, "_compile_config", None)
         entries = self._compiled.items()
         self._compiled = {key: entry for key, entry in entries if entry[0] is version}
@@ -396,7 +399,7 @@ def rows_of(data: Batch) -> int | tf.Tensor:
         return leaf.shape[0]
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
-    # The result is cast to int32, because the shape of a sparse tensor is int64.
+    # The number of rows is cast to int32, because the shape of a sparse tensor is int64.
     return tf.cast(tf.shape(leaf)[0], tf.int32)
 
 

@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
-MEASURED_STEPS = 5  # number of measured steps before the order of buckets is fixed
+MEASURED_STEPS = 5
 
 
 class PriorityTraining(keras.callbacks.Callback, Hook):
@@ -58,7 +58,8 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         for layer_optimizer, variables in zip(self.optimizers, self.variables, strict=True):
             layer_optimizer.build(variables)
         self._pending = tf.Variable(False, trainable=False)
-        # `_rate` stores the learning rate of the step with pending weight updates.
+        # The variable `_rate` stores the learning rate of the training step whose weight updates
+        # are pending.
         self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
         flat = [variable for variables in self.variables for variable in variables]
         layers = [n for n, variables in enumerate(self.variables) for _ in variables]
@@ -106,7 +107,9 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
                     "schedule='overlap'"
                 )
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
+        # The variable `count` is the number of samples in the batch, before hooks changed the
+        # batch.
+        count = tf.cast(rows, tf.int64)
         self.model._loss_tracker.update_state(loss, sample_weight=count)
         # A step must not issue its gradients until it has waited for all mean gradients of the
         # previous step. The control dependency is explicit, because some gradients do not depend on

@@ -46,15 +46,17 @@ class Plain:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._total: float | None = None  # sum of the weights of all ranks in this step
+        # The attribute `_total` is the sum of the weights of all ranks in the current training
+        # step.
+        self._total: float | None = None
 
     def __call__(self, layout: BucketLayout, number: int, first: bool) -> None:
         """Compute the mean of a parcel (bucket or table), see `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
         parcels = len(layout.parcels)
         what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
-        # In shared memory, ranks read each other's weights during the sum. A sum outside shared
-        # memory needs the total weight of all ranks before the sum starts.
+        # During a sum in shared memory, ranks read each other's weights directly. A sum outside
+        # shared memory needs the total weight of all ranks before the sum starts.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
         if layout.is_table(number):
@@ -109,7 +111,8 @@ class CompressedReduction:
         pieces, layers = layout.layers(number)
         weight = layout.weights[number]
         reports = self._communicator.allgather((weight, _bad_layer(pieces, layers)), self.what)
-        # A NaN weight means that the guard of a rank has decided to skip the step.
+        # The weight NaN means that a rank's guard, which checks gradients for NaN and infinity,
+        # skips the training step.
         skips = any(np.isnan(weight) for weight, _ in reports)
         bad = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(reports) if name]
         if bad or skips:
@@ -120,7 +123,8 @@ class CompressedReduction:
         for piece in pieces:
             piece *= piece.dtype.type(share)
         record = self.mean.reduce(number, pieces, layers, layout.choice.algorithm, self.what)
-        # All ranks raise `NotFinite` together, because the mean is the same on all ranks.
+        # All ranks raise `NotFinite` together, because the compressed mean is the same on all
+        # ranks.
         if name := _bad_layer([record.mean[x.start : x.stop] for x in layers], layers):
             raise NotFinite(
                 f"the gradient of {name} is finite, but after compression with "
@@ -129,8 +133,8 @@ class CompressedReduction:
                 "choose another compressor"
             )
         for watcher in self.watchers:
-            # Watchers receive the step in which the bucket was packed, because some ranks may
-            # already be in the next step.
+            # Watchers (callbacks) receive the training step in which the bucket was packed, because
+            # some ranks may already be in the next step.
             watcher(number, layers, replace(record, step=layout.steps[number]))
 
     def _skip(self, pieces: Sequence[np.ndarray], bad: Sequence[str], by_guard: bool) -> None:

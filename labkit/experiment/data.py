@@ -135,7 +135,7 @@ def _validate_callable(function: Callable[..., Any]) -> None:
         raise ValueError(
             f"labkit calls {name} without arguments, but {name} requires arguments: {error}"
         ) from error
-    except ValueError:  # some functions that are written in C have no signature
+    except ValueError:  # Python finds no signature for some functions that are written in C.
         return
 
 

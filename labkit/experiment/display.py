@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from labkit.common.html import card, folded, line, pairs
 
-MAX_CHARACTERS = 200  # maximum number of characters of a displayed value
+MAX_CHARACTERS = 200
 
 
 def html_of(title: str, record: BaseModel) -> str:

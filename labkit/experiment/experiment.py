@@ -41,13 +41,14 @@ from labkit.strategies.validation import OPTIMIZERS, one_of
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
 
-# Records omit the fields in `OPTIONAL_FIELDS` that have their default values.
+# An experiment's record omits a field in the tuple `OPTIONAL_FIELDS` if the field has its default
+# value.
 OPTIONAL_FIELDS = (
     *("virtual", "stragglers", "data_partition"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
 )
-# labkit rejects larger numbers of ranks and steps, because they are probably typing errors. NumPy
-# accepts seeds of at most 32 bits.
+# labkit rejects more than `MOST_RANKS` ranks or `MOST_STEPS` steps, because such numbers are
+# probably typing errors. NumPy accepts seeds of at most 32 bits.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
 
@@ -184,7 +185,8 @@ class Experiment(Checked):
     @field_validator("model")
     @classmethod
     def _model(cls, value: Given) -> Given:
-        if hasattr(value, "count_params"):  # a Keras model is callable, too
+        # A Keras model is callable, so a check for functions does not reject the model.
+        if hasattr(value, "count_params"):
             raise ValueError(
                 "model is a Keras model, but each rank needs a new one; give a function that "
                 "returns a new model: model=lambda: keras.models.clone_model(mine)"
@@ -235,8 +237,8 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # Only the ranks read a callable data set. If the shapes of the data are unknown, only the
-        # options of a named model are validated before the ranks start.
+        # If the data set is a function, only the ranks call the function. If the shapes of the data
+        # are unknown, only the options of a named model are validated before the ranks start.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
@@ -260,8 +262,8 @@ class Experiment(Checked):
                 "input_mode='scatter' cannot read a callable data set; give arrays or the name "
                 "of a data set"
             )
-        # The strategy is validated last, because its validation reads the experiment's blocks and
-        # rows.
+        # The strategy is validated after the data set, because the strategy's validation reads the
+        # experiment's blocks and rows.
         self.strategy.check(self)
         fault_injection.check(self)
         if isinstance(self.model, str):
@@ -521,7 +523,8 @@ class Experiment(Checked):
             fields.setdefault("virtual", None)
         elif fields.get("virtual") is not None:
             fields.setdefault("clock", "virtual")
-        # pydantic's `model_copy` would validate nothing.
+        # labkit does not call pydantic's `model_copy`, because `model_copy` does not validate the
+        # changed fields.
         return Experiment(**{f: getattr(self, f) for f in type(self).model_fields} | fields)
 
 

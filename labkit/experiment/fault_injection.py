@@ -43,7 +43,8 @@ def sends_every_message(experiment: FaultOptions) -> bool:
     strategy = experiment.strategy
     algorithm = getattr(strategy, "scheduled", getattr(strategy, "algorithm", None))
     if algorithm is not None:
-        # On an emulated network, "auto" chooses among labkit's own algorithms.
+        # On an emulated network, the algorithm "auto" chooses among labkit's own allreduce
+        # algorithms.
         is_auto = algorithm == "auto" and experiment.network is not None
         return experiment.clock == "wall" and (algorithm in ALLREDUCE or is_auto)
     if isinstance(strategy, Staged):
@@ -98,8 +99,8 @@ def _validate_skip(experiment: FaultOptions, name: str) -> None:
 
 
 def _validate_fault(experiment: FaultOptions, fault: Fault, name: str) -> None:
-    # If a strategy runs a separate program for each worker, the rank in a fault is a worker's
-    # number.
+    # If a strategy runs a separate program for each worker, the field `rank` of a fault is a
+    # worker's number.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(

@@ -12,7 +12,7 @@ def _split(text: str) -> list[str]:
     return text.split()
 
 
-# Names of losses that Keras can construct without arguments.
+# Keras can construct the losses in `LOSSES` without arguments.
 LOSSES = _split("""
     bce binary_crossentropy binary_focal_crossentropy categorical_crossentropy
     categorical_focal_crossentropy categorical_hinge circle cosine_similarity ctc dice hinge huber
@@ -25,8 +25,8 @@ LOSSES = _split("""
     MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy SquaredHinge Tversky
 """)
 
-# Names of metrics that Keras can construct without arguments. "acc" and "accuracy" are also
-# allowed, because `compile` itself resolves them.
+# Keras can construct the metrics in `METRICS` without arguments. The metric names "acc" and
+# "accuracy" are also allowed, because Keras's `compile` resolves both names.
 METRICS = _split("""
     acc accuracy auc bce binary_accuracy binary_crossentropy binary_io_u categorical_accuracy
     categorical_crossentropy categorical_hinge concordance_correlation cosine_similarity f1_score
@@ -45,14 +45,11 @@ METRICS = _split("""
     TruePositives
 """)
 
-# `COMMON_ARGUMENTS` contains the arguments that all optimizers accept.
 COMMON_ARGUMENTS = _split("""
     learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum
     ema_overwrite_frequency loss_scale_factor gradient_accumulation_steps name
 """)
 
-# For each optimizer, `OPTIMIZER_ARGUMENTS` contains the arguments that are not in
-# `COMMON_ARGUMENTS`.
 OPTIMIZER_ARGUMENTS = {
     name: _split(options)
     for name, options in {

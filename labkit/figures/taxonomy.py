@@ -73,15 +73,15 @@ def empty(standings: Iterable[MethodInCell]) -> list[str]:
 
 
 EMPTY = "—"
-# The colour is the sky blue of Okabe and Ito (2008), pale enough for legible text. Even a cell with
-# a single method has a visible colour.
+# The colour is the sky blue of Okabe and Ito (2008), pale enough for legible text. The second
+# colour makes even a cell with a single method visible.
 _COLORS: Scale = [
     (0, "rgba(86,180,233,0)"),
     (1e-6, "rgba(86,180,233,0.2)"),
     (1, "rgba(86,180,233,0.55)"),
 ]
-# Heights in pixels: a line with a method's name, the padding of a row, and a row that shows only
-# numbers.
+# `_LINE`, `_ROOM` and `_NUMBER` are heights in pixels: a method's name, a row's padding, and a row
+# with numbers only.
 _LINE, _ROOM, _NUMBER = 15, 14, 34
 _SHOWN = 5  # greatest number of notebooks that the hover text names
 

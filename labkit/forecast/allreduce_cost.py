@@ -33,9 +33,11 @@ from labkit.simulate import closed_form, exact_form, simulate
 
 FEW = 64  # maximum number of ranks for which results list every link
 MANY = 1024  # maximum number of ranks for which long schedules are simulated by default
-SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")  # schedules with few rounds
-# Safety factor on closed-form times, because messages that share a link may be faster than the
-# closed form.
+# `SHORT` names allreduce schedules with few rounds, which take little time to simulate even with
+# many ranks.
+SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")
+# The factor `AHEAD` reduces closed-form times, because messages that share a link may be faster
+# than the closed form.
 AHEAD = 0.95
 VALUE, INDEX = 4, 4  # bytes per value and per index of a sparse vector
 Kind = Literal["sum", "gather", "sparse"]
@@ -68,7 +70,8 @@ class Load:
             return np.full_like(ranks, self.nbytes)
         if self.kind == "gather":
             return ranks * self.nbytes
-        # Bytes of a sparse vector that contains all elements and their indices.
+        # `dense_entry_bytes` is the number of bytes of a sparse vector that contains every element
+        # with its index.
         dense_entry_bytes = (VALUE + INDEX) / VALUE * self.dense
         share = min(1.0, self.nbytes / max(dense_entry_bytes, 1.0))
         return np.minimum(self.dense, dense_entry_bytes * (1 - (1 - share) ** ranks))
@@ -167,8 +170,8 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
     """Yield the schedule's rounds, in which messages become larger as they combine more data."""
     chunks = count_chunks(schedule(size))
-    # Each entry counts, for one rank and one chunk, the ranks whose data the copy of the chunk
-    # contains.
+    # `ranks_in_chunk` counts, for each rank and chunk, the ranks whose data the rank's copy of the
+    # chunk contains.
     ranks_in_chunk = np.ones((size, chunks))
     for schedule_round in schedule(size):
         nbytes = np.cumsum(load.bytes_of(ranks_in_chunk) / chunks, axis=1)

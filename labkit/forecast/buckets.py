@@ -101,7 +101,7 @@ def _turns(
         yield [request for request in requests if request is not None]
 
 
-ROUNDS = 8  # number of simulated steps until overlapping steps have a constant duration
+ROUNDS = 8  # After this number of simulated steps, overlapping steps have a constant duration.
 
 
 @dataclass(frozen=True)

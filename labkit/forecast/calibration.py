@@ -332,8 +332,8 @@ class Calibration(Checked):
                 f"{path.name!r} is a calibration of another labkit version; measure again with "
                 "`labkit calibrate`"
             )
-        # Files with this schema may contain former class names, which are replaced by the present
-        # names.
+        # A calibration file may contain former class names, which `rename_classes` replaces by the
+        # present names.
         return cls(**rename_classes({str(name): value for name, value in fields.items()}))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # a table with more links is shown collapsed
+SHOWN = 12  # A table with more than this number of links is shown collapsed.
 
 
 class Prices(Checked):

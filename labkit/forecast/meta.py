@@ -151,7 +151,9 @@ class _MetaAllReduce(VirtualAllReduce):
     ) -> None:
         super().__init__(workers, network, shapes, 0)
         self._pace, self._tally = pace, tally
-        self._codec = 0.0, 0.0  # seconds to encode before the exchange, and to decode after it
+        # `_codec` contains the seconds to encode a vector before the exchange, and to decode it
+        # after the exchange.
+        self._codec = 0.0, 0.0
         self._simulations: dict[tuple[object, ...], Simulation] = {}
         self._now = 0.0
 
@@ -246,7 +248,7 @@ class MetaRuntime(VirtualRuntime):
         pace = self._pace
         match action:
             case Code(call) if isinstance(call, partial):
-                call_method: Any = call.func  # a method of a `CodecChannel`
+                call_method: Any = call.func  # The called function is a method of a `CodecChannel`.
                 seconds, result = self._codec_call(
                     call_method.__self__, call_method.__name__, *call.args
                 )
@@ -258,7 +260,7 @@ class MetaRuntime(VirtualRuntime):
             case Update(of=of):
                 if number in pace.shares:
                     pace.factor = pace.alone if len(of) == 1 else pace.mean
-                else:  # a worker updates its own weights
+                else:  # In this branch, a worker (not a server) updates its own weights.
                     self._tally.add("update", self.now, pace.updated(number, 0.0))
             case Predict():
                 pace.factor = pace.predictions
@@ -280,7 +282,7 @@ class MetaRuntime(VirtualRuntime):
     def _route(self, source: int, to: int) -> list[tuple[str, float]]:
         """Return the links between two simulated ranks, and how many real ranks use each link."""
         if (source, to) not in self._ways:
-            assert self._links is not None  # for the type checker: the caller has a network
+            assert self._links is not None  # The type checker cannot know that a network exists.
             links_on_route = self._links.way(np.array([source]), np.array([to]))
             ends = [
                 *((departure_link, source) for departure_link in links_on_route.departure),

@@ -16,8 +16,9 @@ from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
-Message = tuple[int, int, float]  # (sender, receiver, bytes)
-ENDLESS = 1e15  # bandwidth (bytes/s) so high that message sizes take no time
+# A message is a tuple of its sender, its receiver and its number of bytes.
+Message = tuple[int, int, float]
+ENDLESS = 1e15  # At this bandwidth (bytes/s), the time of a message does not depend on its size.
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def link_bytes_of_groups(
         *((group, within) for group in replicas),
         *((group, across) for group in rank_groups),
     ):
-        # Link names contain numbers of ranks and hosts within the group; these numbers are replaced
-        # by the numbers in the experiment.
+        # Link names contain numbers of ranks and hosts within the group, which the loop replaces by
+        # numbers in the experiment.
         hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
             numbers = hosts if name.startswith("host") else ranks

@@ -33,7 +33,9 @@ from labkit.programs.actions import TimingModel
 from labkit.programs.event_log import Row
 from labkit.programs.virtual_runtime import VirtualRuntime
 
-SAME = 1e-11  # relative tolerance of times, larger than the rounding errors of a few sums
+# Times count as equal within this relative tolerance, which exceeds the rounding errors of a few
+# sums.
+SAME = 1e-11
 COMPARED = (
     *("seconds", "compute_seconds", "codec_seconds", "communicate_seconds", "wait_seconds"),
     *("payload_bytes", "wire_bytes", "messages"),
@@ -70,7 +72,7 @@ class SteadyStateDetector:
         for row in rows:
             rows_of_worker[int(row[1]["rank"])].append(row)
         if min(map(len, rows_of_worker)) < steps:
-            return False  # some workers have not completed the compared cycles
+            return False  # Some workers have not completed the cycles that the detector compares.
         compared = [worker_rows[steps - 2 * self._cycle : steps] for worker_rows in rows_of_worker]
         is_steady = self._equal_cycles(compared)
         self.cycles += not is_steady
@@ -92,7 +94,8 @@ class SteadyStateDetector:
         )
 
 
-WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and in the measurement
+# Each worker does `WARM` steps before the measurement, and `STEPS` steps in the measurement.
+WARM, STEPS = 10, 30
 
 
 class _MeasurementDone(Exception):
@@ -216,8 +219,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # The detector gives up one cycle after the warm-up, because detection of a later steady state
-    # would save no time.
+    # The detector gives up one cycle after the warm-up, because a steady state found later would
+    # save no time.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 
@@ -243,7 +246,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
 def _is_deterministic(query: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
     """Return whether a run has no random times and no exceptionally long steps."""
     network, even = query.network, all(timing.even for timing in pace.laws)
-    # On a link with sharing "fifo", rounding errors decide the order of two simultaneous messages.
+    # A link with first-in-first-out sharing is excluded, because rounding errors decide the order
+    # of two simultaneous messages.
     fair_links = network is None or (not network.jitter and network.sharing == "fair")
     return fair_links and even and strategy.recurs(query.experiment)
 

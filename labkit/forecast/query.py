@@ -33,8 +33,8 @@ from labkit.simulate import Fit
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-# Ratio of two quantiles of a normally distributed error: its 95th percentile, and the median of its
-# absolute value.
+# `NINE_TENTHS` is the 95th percentile of a normally distributed error, divided by the median of the
+# error's absolute value.
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")

@@ -72,7 +72,9 @@ def read(query: Query, rows: float) -> Spread:
     return interpolate(measured.items(), rows) if measured else NOTHING
 
 
-BEYOND = 0.5  # limit of extrapolation, as a fraction of the distance between the outermost points
+# Beyond the outermost points, extrapolation reaches at most this fraction of the distance between
+# the outermost points.
+BEYOND = 0.5
 NINE_IN_TEN = 0.9
 MOST = 0.5  # a correction reduces a step at most by this fraction of the sum of its parts
 Points = Sequence[tuple[float, float]]

@@ -14,8 +14,9 @@ from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_s
 from labkit.forecast.workers import expected_maximum, group_ranks, slowest
 from labkit.schedules.grid_layers import Grid, crossing, owned_boxes
 
-# Layer classes that can be divided. Each pair is the index of the weight that limits the number of
-# slices, and the limiting dimension of this weight.
+# `DIVIDED` contains the Keras layer classes that tensor parallelism can divide into slices. Each
+# entry contains the index of a weight, and the dimension of this weight that limits the number of
+# slices.
 DIVIDED = {
     "Dense": (0, -1),
     "Conv2D": (0, -1),
@@ -24,13 +25,15 @@ DIVIDED = {
     "GroupedQueryAttention": (2, 1),
 }
 HEADS = ("MultiHeadAttention", "GroupedQueryAttention")
-# Layers that may be between the two layers of a pair, because they treat each unit or channel
-# separately.
+# `WITHIN` lists layer classes that may be between two paired layers, because they treat each unit
+# or channel separately.
 WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # a loss on divided scores needs two allreduces, each with one value per sample
+# If the scores are divided among ranks, the loss needs two allreduces, each with one value per
+# sample.
+SCORES = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def sliced(
     """
     slices, share = [SliceWork() for _ in layers], 1 / size
     first = next((number for number, layer in enumerate(layers) if layer.weights), len(layers))
-    pair_end = -1  # index of the last layer of a pair
+    pair_end = -1  # `pair_end` is the index of the second layer of the latest pair of layers.
     for number, layer in enumerate(layers):
         if number <= pair_end or not _divides(layer, size):
             continue

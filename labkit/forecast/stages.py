@@ -24,7 +24,9 @@ from labkit.schedules.pipeline_stages import (
 )
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
-AHEAD = 8  # number of simulated iterations of a continuous schedule, beyond one iteration per rank
+# A schedule without flushes is simulated for one iteration per rank, and for this number of further
+# iterations.
+AHEAD = 8
 
 
 class StagedStrategy(Protocol):

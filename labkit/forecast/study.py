@@ -162,7 +162,7 @@ class Study:
             `strategy` is faster at all bandwidths up to 1 Tb/s.
         """
         world = Network.parse(self.network)
-        assert world is not None  # for the type checker: a study always has a network
+        assert world is not None  # The type checker cannot know that a study always has a network.
 
         def pays(bandwidth: float) -> bool:
             link = world.model_copy(update={"bandwidth": bandwidth})
@@ -195,7 +195,7 @@ class Study:
             latencies: Link latencies to forecast, s.
         """
         world = Network.parse(self.network)
-        assert world is not None  # for the type checker: a study always has a network
+        assert world is not None  # The type checker cannot know that a study always has a network.
         for latency, count, bandwidth in product(latencies, workers, bandwidths):
             link = world.model_copy(update={"latency": latency, "bandwidth": bandwidth})
             seconds = {name: self.at(count, link, way).seconds for name, way in ways.items()}
@@ -215,7 +215,7 @@ def _last(holds: Callable[[int], bool], most: int) -> int | None:
     The number 1 must satisfy the condition. The search tests powers of two until one does not
     satisfy the condition, and then bisects.
     """
-    low = high = 1  # efficiency is relative to one rank, so 1 rank satisfies every condition
+    low = high = 1  # Efficiency is relative to one rank, so one rank satisfies every condition.
     while low == high:
         if high == most:
             return None

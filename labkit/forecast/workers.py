@@ -22,11 +22,12 @@ from labkit.programs import Message, Program, Roles, ServerPieces
 from labkit.programs.actions import TimingModel
 
 Draws: TypeAlias = NDArray[np.float64]
-RUN = 100  # assumed number of steps in a run, for the deviation of the mean step time
+RUN = 100  # The deviation of the mean step time is calculated for a run with this number of steps.
 DRAWS = 401  # number of draws from a distribution; an odd number has a middle draw, the median
-# Distance from the median to the 95th percentile, in standard deviations.
+# `TAIL` is the distance from a normal distribution's median to its 95th percentile, in standard
+# deviations.
 TAIL = NormalDist().inv_cdf(0.95)
-# Standard deviations at which the quantiles of a distribution are tabulated.
+# `_GRID` contains the numbers of standard deviations at which the normal distribution is tabulated.
 _GRID = np.linspace(-6.0, 6.0, 601)
 _BELOW = np.array([NormalDist().cdf(z) for z in _GRID])
 
@@ -241,8 +242,11 @@ def sample_network(
     return network.model_copy(update={"stragglers": slow}), factors
 
 
-WIDEST = 0.3  # maximum σ of random times, because a few repeats on a busy machine overestimate σ
-UNLIKE = 0.02  # maximum σ of random times for ranks that share a machine
+# The σ of random compute times is limited, because a few repeats on a busy machine overestimate σ.
+WIDEST = 0.3
+# For ranks that share a machine, the maximum σ is smaller, because only the slowest rank was
+# measured.
+UNLIKE = 0.02
 
 
 @dataclass

@@ -23,10 +23,10 @@ from labkit.frameworks import foreign
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-# Prefixes of environment variables that would make the child an MPI rank.
+# `FOREIGN` lists the prefixes of environment variables that would make a child process an MPI rank.
 FOREIGN = ("OMPI_", "PMIX_", "PRTE_")
 EXIT_TIMEOUT = 5.0  # seconds that `close` waits until the child ends
-# Maximum number of characters in an error message, because TensorFlow's messages are long.
+# An error message is cut to this number of characters, because TensorFlow's messages are long.
 MAX_ERROR_LENGTH = 1000
 
 
@@ -146,8 +146,8 @@ class Child:
         return nonempty_lines[-1] if nonempty_lines else f"exit code {self._process.poll()}"
 
     def _send(self, message: object) -> None:
-        # The import is inside the function, because child processes may lack the package
-        # cloudpickle.
+        # cloudpickle is imported only in this function, because child processes use the same module
+        # and may lack the package.
         import cloudpickle
 
         try:
@@ -157,7 +157,7 @@ class Child:
 
     def _early_end(self) -> LabkitError:
         with suppress(subprocess.TimeoutExpired):
-            # The output is complete only after the end of the child.
+            # The child's output is complete only after the child has ended.
             self._process.wait(EXIT_TIMEOUT)
         return LabkitError(f"{self.name} ended early: {self.last_output()}")
 
@@ -185,7 +185,8 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
         name, *arguments = pickle.loads(messages.get())
         try:
             answer = calls[name](*arguments)
-        # The parent process raises the child's error as the answer to its request.
+        # An error becomes the answer to the request, so that the parent process can raise the
+        # error.
         except Exception as error:
             answer = error
         _answer(end, answer)
@@ -208,7 +209,8 @@ def _receive_messages(end: Connection, messages: queue.SimpleQueue[bytes]) -> No
 
 def environment(python: str) -> dict[str, str]:
     """Return the environment variables for a child process with the interpreter `python`."""
-    # PYTHONPATH and PYTHONHOME would make the other Python import packages of the running Python.
+    # With PYTHONPATH or PYTHONHOME, another Python interpreter would import packages of the
+    # interpreter that runs labkit.
     python_variables = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
     return {name: value for name, value in os.environ.items() if name not in python_variables}
 
@@ -223,7 +225,7 @@ def computing(threads: int, gpus: bool = False) -> dict[str, str]:
     gpu_variables = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
     return gpu_variables | {
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        # At least two threads are necessary, because one thread may wait for a message.
+        # TensorFlow needs at least two inter-op threads, because one thread may wait for a message.
         "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),
         "OMP_NUM_THREADS": str(threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",

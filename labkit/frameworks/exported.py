@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-# A layer: its Keras class name and its options, such as ("Dense", {"units": 10, "activation":
+# A layer is its Keras class name and its options, such as ("Dense", {"units": 10, "activation":
 # "linear"}).
 Layer: TypeAlias = "tuple[str, dict[str, int | str | bool | tuple[int, ...]]]"
 
@@ -97,7 +97,7 @@ class Batches:
             self.weights = [arrays[f"arr_{number}"] for number in range(count)]
             self._rows = np.split(arrays["rows"], arrays["ends"][:-1])
             self._shares, self._most, self._size = arrays["shares"], arrays["most"], exported.size
-        # The files are memory-mapped, so that all workers share the same memory pages.
+        # The sample files are memory-mapped, so that all workers share the same memory pages.
         self._x, self._y = (np.load(file, mmap_mode="r") for file in exported.samples)
         self._number = 0
 

@@ -27,8 +27,8 @@ def main() -> None:
     package = ModuleType("labkit")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["labkit"] = package
-    # The script's folder is removed from the path, because its files would shadow packages such as
-    # horovod.
+    # The script removes its own folder from `sys.path`, because its module horovod.py would shadow
+    # the package horovod.
     script_folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != script_folder]
     if sys.argv[1] == VERSIONS:
@@ -54,8 +54,8 @@ def _version(module: str) -> str:
     try:
         return version(module)
     except PackageNotFoundError:
-        # A distribution may have another name than its module (tensorflow-cpu), or the module may
-        # be a folder without a distribution.
+        # A module may belong to a distribution with another name (tensorflow to tensorflow-cpu), or
+        # to no distribution.
         names = packages_distributions().get(module)
         return version(names[0]) if names else ""
 

@@ -15,7 +15,8 @@ from horovod.runner.http.http_server import RendezvousServer
 from labkit.frameworks.child import serve
 from labkit.frameworks.exported import Batches, Exported, calls, loss_of, model_of
 
-TIMEOUT = "300"  # maximum seconds until all workers have joined
+# The constant TIMEOUT is the maximum number of seconds until all workers have joined.
+TIMEOUT = "300"
 
 
 class Training:

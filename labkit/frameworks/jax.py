@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 
-# The environment variables are set before the import, because Keras and JAX read them on import or
+# The environment variables are set before the import of Keras and JAX, which read them on import or
 # at the first computation.
 os.environ |= {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
-    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),  # number of threads of XLA
+    # The variable NPROC sets the number of threads of XLA.
+    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),
 }
 
 import jax
@@ -51,7 +52,6 @@ class Training:
         self._optimizer = keras.optimizers.SGD(**exported.optimizer)
         self._optimizer.build(self._model.trainable_variables)
         self._loss = loss_of(exported, keras, reduction="none")
-        # Weights and optimizer variables are the state that persists between steps.
         self._state = [
             [variable.value for variable in variables]
             for variables in (self._model.trainable_variables, self._optimizer.variables)

@@ -26,13 +26,18 @@ from contextlib import ExitStack, contextmanager
 from labkit.common.errors import LabkitError
 from labkit.common.machine import TRUSTED, trusts_network
 
-ADDRESSES = ("192.0.2.1", "192.0.2.2")  # addresses reserved for examples (RFC 5737)
+# RFC 5737 reserves the addresses 192.0.2.1 and 192.0.2.2 for examples.
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
 MTU = 1500
-FRAME = MTU + 14  # bytes that a queue counts per frame: with Ethernet header, without preamble
-QUEUE = 2**24  # size of a queue in bytes, larger than what TCP sends ahead, so no packet is dropped
+# A network queue counts the bytes of a frame with its Ethernet header and without its preamble.
+FRAME = MTU + 14
+# The queue (size in bytes) is larger than the data that TCP sends ahead, so the queue drops no
+# packet.
+QUEUE = 2**24
 DEVICE = "veth0"
-TOOLS = ("ip", "tc")  # required commands of iproute2
-_FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
+TOOLS = ("ip", "tc")
+# The numbers are SIOCSIFFLAGS, IFF_UP and IFF_RUNNING, see netdevice(7).
+_FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40
 READY = "ready"
 
 
@@ -171,8 +176,11 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
         )
     except OSError as error:
         raise refusal(label, str(error)) from None
-    with holder:  # When the context ends, standard input closes, and so the process `holder` ends.
-        assert holder.stdout is not None  # for the type checker
+    # When the `with` block ends, it closes the standard input of the process `holder`, which then
+    # ends.
+    with holder:
+        # The assertion tells the type checker that stdout is a pipe.
+        assert holder.stdout is not None
         if holder.stdout.readline().strip() != READY:
             raise refusal(label, holder.communicate()[1].strip())
         yield enter_command(holder.pid)

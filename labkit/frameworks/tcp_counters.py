@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 from labkit.common.canonical_json import JSON
 
-_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
-_BY_FAMILY, _DUMP = 20, 0x301  # SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP
-_ESTABLISHED, _INFO = 1 << 1, 2  # requested connection state TCP_ESTABLISHED; INET_DIAG_INFO
-_ACKED = 120  # offset in bytes of tcpi_bytes_acked in struct tcp_info
+_SOCK_DIAG = 4  # The number is the kernel's constant NETLINK_SOCK_DIAG.
+# The numbers are the kernel's constants SOCK_DIAG_BY_FAMILY, and NLM_F_REQUEST | NLM_F_DUMP.
+_BY_FAMILY, _DUMP = 20, 0x301
+# The bit 1 << 1 selects connections in the state TCP_ESTABLISHED; 2 is the constant INET_DIAG_INFO.
+_ESTABLISHED, _INFO = 1 << 1, 2
+_ACKED = 120  # In struct tcp_info, the field tcpi_bytes_acked has an offset of 120 bytes.
 
 
 class Connection(NamedTuple):
@@ -57,9 +59,11 @@ class ByteCounters:
     def __init__(self, tasks: Mapping[str, int], networks: Sequence[Sequence[str]] = ()) -> None:
         self.tasks, self._sockets = dict(tasks), [open_socket(words) for words in networks or [()]]
         self._task_of: dict[int, str] = {}  # inode -> task
-        self._pairs: dict[int, tuple[str, str]] = {}  # inode -> sending task and receiving task
+        # `_pairs` maps a socket's inode to its sending task and its receiving task.
+        self._pairs: dict[int, tuple[str, str]] = {}
         self._seen: dict[int, int] = {}
-        self._sent: dict[int, int] = {}  # inode -> counted bytes
+        # `_sent` maps a socket's inode to the number of counted bytes.
+        self._sent: dict[int, int] = {}
 
     def read(self, senders: Container[str], counts: bool = True) -> int:
         """Read the counters; return the total bytes that `senders` sent, or 0 without counters.
@@ -90,8 +94,8 @@ class ByteCounters:
 
     def matrix(self, senders: Iterable[str]) -> dict[str, JSON]:
         """Return the bytes from each of the senders to every task; empty without counters."""
-        # Worker processes always have connections, so an empty table means that the kernel offers
-        # no counters.
+        # Worker processes always have TCP connections, so an empty table of sockets means that the
+        # kernel offers no byte counters.
         if not self._task_of:
             return {}
         matrix = {task: dict.fromkeys(self.tasks, 0) for task in senders}
@@ -108,9 +112,10 @@ class ByteCounters:
 
 def socket_inodes(pid: int) -> Iterator[int]:
     """Yield the inode number of each socket that a process has open; none if it has ended."""
-    with suppress(OSError):  # The process may have ended.
+    with suppress(OSError):  # The list of /proc/PID/fd is not readable if the process has ended.
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # The descriptor may have been closed.
+            # The link is not readable if the process has closed the descriptor.
+            with suppress(OSError):
                 target = str(Path(f"/proc/{pid}/fd/{name}").readlink())
                 if target.startswith("socket:["):
                     yield int(target[8:-1])
@@ -145,7 +150,8 @@ def connections(kernel: socket.socket | None) -> list[Connection]:
     if kernel is None:
         return established
     for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):  # the namespace does not support the address family
+        # The request fails if the network namespace does not support the address family.
+        with suppress(OSError):
             established.extend(_dump(kernel, family))
     return established
 
@@ -153,14 +159,15 @@ def connections(kernel: socket.socket | None) -> list[Connection]:
 def _dump(kernel: socket.socket, family: int) -> Iterator[Connection]:
     """Yield the connections of an address family that the kernel reports, see sock_diag(7)."""
     request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
-    body = request + bytes(48)  # empty addresses in the request select all connections
+    body = request + bytes(48)  # A request with empty addresses selects all connections.
     kernel.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
     while True:
         data = kernel.recv(1 << 18)
         offset = 0
         while offset < len(data):
             length, kind = struct.unpack_from("=IH", data, offset)
-            if kind != _BY_FAMILY:  # the list of connections has ended, or an error occurred
+            # Any other kind of message reports the end of the list of connections, or an error.
+            if kind != _BY_FAMILY:
                 return
             yield from _parsed(data[offset + 16 : offset + length])
             offset += (length + 3) & ~3

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-PORT = 2222  # default port in the documentation of TensorFlow
-MOST_RESTARTS = 5  # maximum number of restarts of one worker
+PORT = 2222  # Port 2222 is the default port in TensorFlow's documentation.
+MOST_RESTARTS = 5  # The maximum number of restarts applies to each worker separately.
 
 
 @dataclass
@@ -173,8 +173,8 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.
     """
     processes, variables = spec.processes(), os.environ
-    # The variable of a Slurm step is tested, because Slurm also sets a task number in batch
-    # scripts.
+    # The function tests SLURM_STEP_NODELIST, which `srun` sets, because batch scripts also have a
+    # task number.
     if "SLURM_STEP_NODELIST" not in variables:
         return processes
     host, local_index = variables["SLURMD_NODENAME"], int(variables["SLURM_LOCALID"])

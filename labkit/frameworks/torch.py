@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from labkit.frameworks.child import serve
 from labkit.frameworks.exported import Batches, Exported, Layer, calls
 
-TIMEOUT = timedelta(minutes=5)  # maximum time until all workers have joined
+# The constant TIMEOUT is the maximum time until all workers have joined.
+TIMEOUT = timedelta(minutes=5)
 LOSSES = {"SparseCategoricalCrossentropy": nn.CrossEntropyLoss, "MeanSquaredError": nn.MSELoss}
 ACTIVATIONS = {
     "linear": nn.Identity,

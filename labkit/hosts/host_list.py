@@ -115,7 +115,9 @@ def addresses(names: Sequence[str]) -> list[str]:
 
 def _address(name: str) -> str:
     words = [*login(), "getent", "ahostsv4", name]
-    if login():  # a testbed's login node uses another /etc/hosts than this process
+    # The login node of a testbed (virtual hosts on one machine) uses another /etc/hosts than this
+    # process.
+    if login():
         answer = subprocess.run(words, capture_output=True, text=True).stdout.split()
         if answer:
             return answer[0]

@@ -38,19 +38,23 @@ READY = "ready"
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-Binds = Sequence[tuple[str, str]]  # pairs: a source path, and the path at which it is mounted
+# Each pair contains a source path and the path at which the source is mounted.
+Binds = Sequence[tuple[str, str]]
 
 
 class Specification(TypedDict):
     """The properties of a virtual host."""
 
     name: str
-    folder: str  # the folder of the testbed, which is the same on all hosts
-    private: list[str]  # paths at which each host has its own folder
-    shared: list[str]  # folders that all hosts share although they are inside private folders
-    runtime: str  # XDG_RUNTIME_DIR of the host
+    folder: str  # The entry `folder` is the path of the testbed's folder, which all hosts share.
+    private: list[str]  # At each path in `private`, every host has its own folder.
+    # All hosts share the folders in `shared`, even if a shared folder is inside a private folder.
+    shared: list[str]
+    runtime: str  # The entry `runtime` is the value of XDG_RUNTIME_DIR on the host.
     binds: Binds
-    tidies: bool  # whether the host's first process removes `folder` when its parent has exited
+    # If `tidies` is true, the host's first process removes `folder` after its parent process has
+    # exited.
+    tidies: bool
 
 
 def prepare(host: Specification) -> None:
@@ -71,10 +75,11 @@ def prepare(host: Specification) -> None:
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     """Mount an empty folder at `place`, and mount the shared folders inside it."""
-    if not place.is_dir():  # an earlier mount of another private folder may hide `place`
+    # The path `place` is missing if an earlier mount of another private folder hides it.
+    if not place.is_dir():
         return
-    # The new folder is filled at `stage` and then moved to `place`. A mount at `place` hides the
-    # original folder, which contains the shared folders.
+    # The function fills the new folder at `stage`, and then moves the mount to `place`. A mount
+    # directly at `place` would hide the original folder, which contains the shared folders.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():
@@ -87,7 +92,7 @@ def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
 def _show_own_devices(stage: Path) -> None:
     """Remount /sys, so that /sys/class/net lists the devices of this host only."""
     _mount("-t", "sysfs", "sysfs", stage)
-    if CGROUPS.is_dir():  # slurmd needs the files of the control groups
+    if CGROUPS.is_dir():  # The Slurm daemon slurmd needs the files of the control groups.
         _mount("--rbind", CGROUPS, stage / CGROUPS.relative_to("/sys"))
     _mount("--move", stage, "/sys")
 
@@ -108,14 +113,14 @@ def _collect(number: int, frame: FrameType | None) -> None:
 def main(host: Specification) -> None:
     """Run as the first process of a host until the parent exits."""
     folder = Path(host["folder"])
-    # The parent folder is opened before `prepare`, because a mount of `prepare` may hide the parent
-    # folder's path.
+    # The process opens the parent folder before it calls `prepare`, because `prepare` may mount
+    # another folder over the parent's path.
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("/")
     prepare(host)
     signal.signal(signal.SIGCHLD, _collect)
     print(READY, flush=True)
-    # `select` returns when the parent's end of the pipe is closed.
+    # `select` returns when the parent process closes its end of the pipe.
     select.select([sys.stdin], [], [])
     if host["tidies"]:
         shutil.rmtree(folder.name, ignore_errors=True, dir_fd=parent)
@@ -140,7 +145,8 @@ class HostNamespaces:
 
     def __init__(self, host: Specification, within: int | None = None) -> None:
         self.name = host["name"]
-        # PID of the host's first process, as this process sees it; the method `wait` sets the PID
+        # The method `wait` sets `pid`, the PID of the host's first process in the PID namespace of
+        # this process.
         self.pid = 0
         self._first: psutil.Process | None = None
         self._process = subprocess.Popen(
@@ -168,15 +174,16 @@ class HostNamespaces:
             LabkitError: The host did not start; the message contains the last line of the host's
                 errors.
         """
-        assert self._process.stdout is not None  # for the type checker: stdout is a pipe
+        # The assertion tells the type checker that stdout is a pipe.
+        assert self._process.stdout is not None
         if self._process.stdout.readline().strip() != READY:
             errors = self._process.communicate()[1].strip().splitlines()
             raise LabkitError(
                 f"host {self.name} did not start: {errors[-1] if errors else 'no error message'}; "
                 "a testbed needs a Linux kernel with namespaces, and root with CAP_SYS_ADMIN"
             )
-        # nsenter and unshare have only one child process each, so the innermost process is the
-        # first process of the host.
+        # The commands nsenter and unshare have one child process each, so the innermost process is
+        # the host's first process.
         self._first = psutil.Process(self._process.pid).children(recursive=True)[-1]
         self.pid = self._first.pid
 
@@ -188,10 +195,12 @@ class HostNamespaces:
         """Kill all processes of the host and wait until they have ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        # The process is also killed, because a stopped process does not react to the closed pipe.
+        # The code also kills the host's first process, because a stopped process does not react to
+        # a closed pipe.
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             (self._first or self._process).kill()
-        # The kernel reports the end of the first process only after all other processes have ended.
+        # The kernel reports the end of a PID namespace's first process only after all other
+        # processes of the namespace have ended.
         self._process.wait()
 
 

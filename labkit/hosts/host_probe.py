@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed in parallel
-# With these options, ssh does not ask for a password, and does not wait minutes for a host that is
-# down.
+LIMIT = 15.0  # Each host must answer within `LIMIT` seconds; all hosts are probed in parallel.
+# With the options in `OF_SSH`, ssh asks for no password, and does not wait minutes for a host that
+# is down.
 OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the MPI library
-_MARK = "labkit answers: "  # prefix of the answer, because a login shell may print other lines
-# Two exit codes: that of ssh without a connection, and that of a shell without the command.
+# The variables MPI4PY_LIBMPI and MPI4PY_MPIABI select the MPI library of mpi4py.
+OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
+# A prefix marks the answer of a host, because a login shell may print other lines.
+_MARK = "labkit answers: "
+# ssh exits with 255 if it cannot connect; a shell exits with 126 or 127 if it cannot run a command.
 _NOT_REACHED, _NO_COMMAND = 255, (126, 127)
 
 
@@ -116,7 +118,8 @@ def _run_probe(reach: Sequence[str], limit: float) -> subprocess.CompletedProces
     chosen = [f"{name}={os.environ[name]}" for name in OF_MPI if name in os.environ]
     words = ["env", *chosen, sys.executable, "-P", "-m", "labkit.hosts.host_probe"]
     return subprocess.run(
-        # The words are joined to one text, because ssh passes a single command line to a shell.
+        # The words of the command become one text, because ssh passes a single command line to a
+        # shell.
         [*reach, shlex.join(words)] if reach else words,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -143,8 +146,8 @@ def _describe_python() -> PythonInfo:
     import labkit
     from labkit.common.files import fingerprint
 
-    # MPI reports its version without initialization. In some MPI libraries, initialization fails
-    # outside of a job.
+    # An MPI library reports its version even before `MPI_Init`. In some MPI libraries, `MPI_Init`
+    # fails outside of an MPI job.
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 

@@ -11,12 +11,11 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 
-# `PENDING_STATES` and `ACTIVE_STATES` are Slurm's states of a job that has not ended. All states
-# outside `PENDING_STATES` and `ACTIVE_STATES` are final, except COMPLETING.
+# `PENDING_STATES` and `ACTIVE_STATES` contain Slurm's states of a job that has not ended. All
+# states outside `PENDING_STATES` and `ACTIVE_STATES` are final, except COMPLETING.
 PENDING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
 UNKNOWN = ("", "N/A", "(null)", "None")
-# `CAUSES` explains Slurm's final states of jobs that ended early.
 CAUSES: Mapping[str, str] = {
     "TIMEOUT": "the time limit was reached",
     "DEADLINE": "the deadline was reached",
@@ -28,8 +27,9 @@ CAUSES: Mapping[str, str] = {
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
-ASK_EVERY = 10.0  # seconds between two queries; many users share Slurm's controller
-LIMIT = 30.0  # maximum seconds until a Slurm command returns
+# Slurm is queried only every `ASK_EVERY` seconds, because many users share Slurm's controller.
+ASK_EVERY = 10.0
+LIMIT = 30.0  # A Slurm command must return within `LIMIT` seconds.
 
 
 class SlurmJob(NamedTuple):
@@ -145,7 +145,8 @@ class Queue:
         chosen = [f"--{option}={value}" for option, value in which.items()]
         columns = "--format=%i|%T|%r|%S|%P"
         output = self._run("squeue", "--noheader", "--array", "--states=all", columns, *chosen)
-        if output is None:  # squeue omits a job some minutes after the job has ended
+        # Slurm's command squeue no longer lists a job that ended some minutes ago.
+        if output is None:
             return [*self._accounted(which["jobs"])] if "jobs" in which else []
         return [_job(line) for line in output.splitlines()]
 
@@ -201,7 +202,7 @@ class Queue:
         options = ("--allocations", "--noheader", "--parsable2", columns, f"--jobs={numbers}")
         try:
             output = self._run("sacct", *options) or ""
-        except LabkitError:  # the cluster does not have an accounting database
+        except LabkitError:  # The command sacct fails if the cluster has no accounting database.
             return
         for line in output.splitlines():
             yield _job(line)
@@ -235,6 +236,6 @@ class Queue:
 
 def _job(line: str) -> SlurmJob:
     number, state, reason, start, partition = line.strip().split("|")
-    # The state may be followed by a user, as in "CANCELLED by 0", so only its first word is used.
+    # Slurm may append a user to the state, as in "CANCELLED by 0", so only the first word is used.
     reason, start = ("" if value in UNKNOWN else value for value in (reason, start))
     return SlurmJob(number, state.split()[0], reason, start, partition)

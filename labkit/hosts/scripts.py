@@ -10,13 +10,14 @@ from labkit.hosts.host_namespaces import Binds, enter_command
 from labkit.hosts.switch import DEVICE
 from labkit.hosts.testbed_state import find_command
 
-# Letters of ssh options that have a value.
+# Each letter in `VALUED` is an ssh option that takes a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
-# Environment variable that names the command which mpiexec calls instead of ssh.
+# The environment variable PRTE_MCA_plm_ssh_agent names the command that mpiexec calls instead of
+# ssh.
 AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"
-# The environment variable LABKIT_TESTBED contains the folder of a testbed. labkit runs commands
-# such as `srun` on the login node of this testbed. On the login node itself, LABKIT_TESTBED is
-# empty.
+# The environment variable LABKIT_TESTBED contains the folder of a testbed; labkit runs commands
+# such as `srun` on this testbed's login node. On the login node itself, the environment variable
+# LABKIT_TESTBED is empty.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -65,7 +66,8 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
     exports = [
         f"export {TESTBED}=",
-        # `export NAME=${NAME:-…}` is not used, because some shells split its value at blanks.
+        # The script does not use `export NAME=${NAME:-…}`, because some shells split the value at
+        # blanks.
         f'[ -n "${AGENT_VARIABLE}" ] || {AGENT_VARIABLE}={shlex.quote(agent)}',
         f"export {AGENT_VARIABLE}",
     ]

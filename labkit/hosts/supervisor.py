@@ -48,14 +48,15 @@ from labkit.hosts.testbed_state import (
 from labkit.records import store
 from labkit.records.endings import terminate
 
-FOLDER = "/tmp/slurm"  # folder of the Slurm daemons on each host, in the host's own /tmp
-LIMIT = 45.0  # maximum seconds until all nodes are ready
+# The Slurm daemons on each host keep their files in /tmp/slurm; each host has its own /tmp.
+FOLDER = "/tmp/slurm"
+LIMIT = 45.0  # All Slurm nodes must be ready within `LIMIT` seconds.
 SLURM_POLL_INTERVAL = 0.1  # seconds
 
-# Slurm needs no authentication by munge, because only root of this machine reaches the testbed's
-# network. The settings `linuxproc` and `task/none` are necessary, because the daemons have no
-# cgroups of their own. With `config_overrides`, a node may have more CPUs than the machine has
-# cores.
+# Slurm in a testbed needs no authentication by munge, because only root of the local machine
+# reaches the testbed's network. Slurm's settings `linuxproc` and `task/none` are necessary, because
+# the testbed's daemons have no cgroups of their own. With Slurm's setting `config_overrides`, a
+# node may have more CPUs than the machine has cores.
 _CONFIGURATION = """\
 ClusterName=labkit
 SlurmctldHost={control}({address})
@@ -144,7 +145,7 @@ class Slurm:
 
     def _start(self, pid: int, daemon: str, *options: str) -> None:
         words = [find_command(daemon) or daemon, *options, "-f", str(self.configuration)]
-        # Slurm's folders are created on the host itself, because each host has its own /tmp.
+        # The script creates Slurm's folders on the host itself, because each host has its own /tmp.
         script = f'mkdir -p {FOLDER}/state {FOLDER}/spool && exec "$@"'
         with self.log.open("ab") as log:
             self.daemons.append(
@@ -191,7 +192,7 @@ class Slurm:
 
 POLL_INTERVAL = 0.5  # seconds
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-USERS = Path("/run/user")  # folder with the XDG_RUNTIME_DIR of each user
+USERS = Path("/run/user")  # The folder /run/user contains the XDG_RUNTIME_DIR of each user.
 # The environment variables in `SHARED` contain paths of folders that all hosts share, like the
 # shared file system of a cluster.
 SHARED = ("LABKIT_DATA", "LABKIT_CACHE", "PYTHONPYCACHEPREFIX")
@@ -208,15 +209,16 @@ class Supervisor:
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         self.folder, self.plan = folder, plan
         self.control: HostNamespaces | None = None
-        self.number: int | None = None  # number N of the testbed's network 198.18.N.0/24
+        # The network of a testbed is 198.18.N.0/24, where N is the attribute `number`.
+        self.number: int | None = None
         self.slurm: Slurm | None = None
         self._hosts: list[HostNamespaces] = []
         self._binds = [(str(folder / "hosts"), "/etc/hosts")]
 
     def start(self) -> TestbedState:
         """Create the testbed and return a record of its state."""
-        # The file `hosts` of the testbed's folder is mounted at /etc/hosts of all hosts; `start`
-        # writes the file's text later.
+        # The file `hosts` must exist before the hosts mount it at /etc/hosts; `start` writes its
+        # text later.
         (self.folder / "hosts").touch()
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")
@@ -252,12 +254,14 @@ class Supervisor:
 
     def wait(self) -> None:
         """Wait until the host `control`, and thus the testbed, has ended."""
-        # for the type checker: `start` has created the host `control`
+        # The assertion tells the type checker that `start` has created the host `control`.
         assert self.control is not None
         while not self.control.has_ended():
             time.sleep(POLL_INTERVAL)
             for daemon in self.slurm.daemons if self.slurm else ():
-                daemon.poll()  # reaps a Slurm daemon that has ended; its host continues
+                # The call of `poll` reaps a Slurm daemon that has ended; the daemon's host
+                # continues.
+                daemon.poll()
 
     def stop(self) -> None:
         """End every process of the testbed, and remove its links and files."""
@@ -305,7 +309,8 @@ def _shared(folder: Path) -> list[Path]:
     variables = [os.environ[name] for name in SHARED if os.environ.get(name)]
     folders = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *variables)
     private = _private()
-    # If the working folder is /tmp itself, it is not shared, because each host has its own /tmp.
+    # If the working folder is /tmp itself, the hosts do not share it, because each host has its own
+    # /tmp.
     return [path for path in folders if path not in private]
 
 
@@ -322,7 +327,9 @@ def _folders(*places: str | Path) -> list[Path]:
 
 def _names(place: dict[str, str]) -> str:
     """Return the text of /etc/hosts with the addresses of a testbed."""
-    hostname = os.uname().nodename  # ranks connect to mpiexec by the host name of this machine
+    # MPI ranks connect to mpiexec by the host name of the machine, so /etc/hosts contains this host
+    # name.
+    hostname = os.uname().nodename
     lines = [f"{address} {name}" for name, address in place.items() if name != LOGIN]
     return "\n".join(["127.0.0.1 localhost", *lines, f"{place[LOGIN]} {LOGIN} {hostname}", ""])
 
@@ -330,7 +337,8 @@ def _names(place: dict[str, str]) -> str:
 def _answer_parent(**answer: object) -> None:
     """Write the line of JSON that the parent process reads, then discard further output."""
     print(json.dumps(answer), flush=True)
-    # Later output is discarded, because the parent may have closed the reading end of the pipe.
+    # The process discards later output, because its parent may have closed the reading end of the
+    # pipe.
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -12,9 +12,11 @@ from labkit.frameworks.namespaces import MTU, frames, queues
 from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.testbed_state import CONTROL, LOGIN, TestbedPlan, addresses, find_command
 
-DEVICE = "eth0"  # name of a host's network device
+DEVICE = "eth0"
 SWITCH = "switch"
-NETWORKS = 256  # maximum number of simultaneous testbeds, each with its own network
+# At most 256 testbeds exist at the same time, because each testbed has its own network
+# 198.18.N.0/24.
+NETWORKS = 256
 NAME_EXISTS = "File exists"
 
 
@@ -114,7 +116,8 @@ def bytes_sent(pid: int) -> int:
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
-            # The first eight columns of /proc/net/dev count received packets.
+            # In /proc/net/dev, the first eight counters are for received packets; the next counter
+            # is the number of sent bytes.
             return int(counters.split()[8])
     raise LabkitError(f"the host has lost its network device {DEVICE}")
 

@@ -19,8 +19,8 @@ from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.scripts import TESTBED
 from labkit.hosts.testbed_state import LOGIN, TestbedPlan, find_command
 
-# Hosts must not inherit the environment variables in `OF_A_HOST`, which contain paths of this
-# machine.
+# Virtual hosts do not inherit the environment variables in `OF_A_HOST`, because these variables
+# contain paths of the real machine.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
 # With the option `--pdeathsig` of setpriv, the kernel kills a command when the command's parent
 # process dies.
@@ -46,7 +46,8 @@ class Testbed:
             `OMPI_MCA_btl_tcp_if_include`.
     """
 
-    __test__ = False  # pytest would take the class for a test because of its name
+    # Without `__test__ = False`, pytest takes the class `Testbed` for a test because of its name.
+    __test__ = False
 
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         """Start the hosts of `plan` in the new folder `folder`, and wait until they are ready."""
@@ -55,10 +56,11 @@ class Testbed:
         self.addresses, self.agent = record["addresses"], folder / testbed_state.AGENT
         self.network = f"{self.addresses[LOGIN].rpartition('.')[0]}.0/24"
         self._state, self._folder = record, folder
-        # The finalizer also runs when the object is garbage collected without `close`.
+        # The finalizer also ends the testbed if the `Testbed` object is garbage-collected without a
+        # call of `close`.
         self._end = weakref.finalize(self, _end, supervisor, os.getpid())
         # After the start of a testbed, new clusters of this process use the testbed's login node.
-        # `close` restores the login node of an enclosing testbed.
+        # With nested testbeds, `close` restores the login node of the outer testbed.
         self._outer = os.environ.get(TESTBED)
         os.environ[TESTBED] = str(folder)
 
@@ -208,7 +210,8 @@ def testbed(
 
 
 def _end(supervisor: subprocess.Popen[str], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the process must not end the testbed
+    # A forked copy of a process must not end the testbed of the original process.
+    if os.getpid() != owner:
         return
     supervisor.terminate()
     supervisor.wait()

@@ -22,9 +22,11 @@ from labkit.common.files import bytecode_variables, runtime_folder
 from labkit.common.quantities import bits_of
 from labkit.records import store
 
-NAMES = "abcdefgh"  # names of the hosts, one letter each
-LOGIN = "login"  # name of this machine, which is the login node
-CONTROL = "control"  # name of the host with slurmctld and the switch
+NAMES = "abcdefgh"  # The name of each host of a testbed is a single letter.
+# The machine that starts a testbed is the testbed's login node, and has the name `login`.
+LOGIN = "login"
+# The host `control` runs the Slurm controller slurmctld and the network switch.
+CONTROL = "control"
 MOST_CORES = 1024
 
 
@@ -82,8 +84,9 @@ COMMANDS = {
     "mount": "mount",
 }
 SLURM = dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm")
-PMIX = "libpmix.so.2"  # library that joins all tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
-# The system folders in `SYSTEM` are often not in PATH, even for root.
+# The PMIx library joins all tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD.
+PMIX = "libpmix.so.2"
+# The system folders /usr/sbin and /sbin are often missing in PATH, even for root.
 SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -137,23 +140,27 @@ def _has_pmix() -> bool:
     return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX
 
 
-AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
+# The folder of a testbed contains the scripts `agent` and `login`, the Slurm configuration, and a
+# record.
+AGENT, LOGIN_COMMAND = "agent", "login"
 SLURM_CONF = "slurm.conf"
 RECORD = "testbed.json"
-LAST = 60.0  # maximum seconds until a testbed has ended
-UP = "up"  # name of the testbed that `labkit testbed up` starts
+LAST = 60.0  # The constant LAST is the maximum number of seconds until a testbed has ended.
+UP = "up"  # The command `labkit testbed up` starts a testbed with the name `up`.
 
 
 class TestbedState(TypedDict):
     """The record of a running testbed, which its supervisor process writes."""
 
-    plan: dict[str, Any]  # the fields of the testbed's TestbedPlan
-    control: int  # id of a process in the namespaces of the host `control`
-    hosts: dict[str, int]  # for each host name, the id of a process in the host's namespaces
+    plan: dict[str, Any]
+    # The entry `control` is the id of a process in the namespaces of the host `control`.
+    control: int
+    # The entry `hosts` maps each host name to the id of a process in the host's namespaces.
+    hosts: dict[str, int]
     addresses: dict[str, str]
-    home: str  # default working directory of commands on the testbed
-    runtime: str  # XDG_RUNTIME_DIR of each host
-    pid: int  # process id of the testbed's supervisor
+    home: str  # Commands on the testbed start in the folder `home` by default.
+    runtime: str  # The entry `runtime` is the value of XDG_RUNTIME_DIR on each host.
+    pid: int
     process_started: float
     since_boot: float
 
@@ -172,8 +179,8 @@ def read_state(folder: Path) -> TestbedState | None:
 def _read_record(folder: Path) -> store.Record:
     """Return a testbed's record; while the testbed starts, it describes only the supervisor."""
     try:
-        # The schema version is not checked, because each version of labkit must be able to end
-        # testbeds of other versions.
+        # The function ignores the record's schema version, because each version of labkit must be
+        # able to end testbeds of other versions.
         record: store.Record = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
@@ -197,17 +204,19 @@ def start(
     with tempfile.TemporaryFile("w+") as errors:
         supervisor = _start_supervisor(folder, plan, parent, errors)
         try:
-            assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
+            # The assertion tells the type checker that stdout is a pipe.
+            assert supervisor.stdout is not None
             line = supervisor.stdout.readline()
-        # After an exception, such as an interrupt, nobody waits for the testbed, so its supervisor
-        # is terminated.
+        # After an exception, such as an interrupt, no caller waits for the testbed, so the code
+        # terminates the testbed's supervisor process.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()
             raise
         answer = json.loads(line) if line else {"ready": False, "message": _last_line(errors)}
     if not answer["ready"]:
-        supervisor.wait()  # the supervisor ends after it has removed all files of the testbed
+        # The supervisor process ends after it has removed all files of the testbed.
+        supervisor.wait()
         raise LabkitError(answer["message"])
     record = read_state(folder)
     if record is None:
@@ -220,8 +229,8 @@ def _start_supervisor(
 ) -> subprocess.Popen[str]:
     shape = json.dumps(asdict(plan))
     words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), shape]
-    # A pidfd still identifies this process after its end, when another process may have the same
-    # id.
+    # A pidfd still identifies a process after its end, when another process may have the same
+    # process id.
     descriptors = [os.pidfd_open(os.getpid())] if parent else []
     try:
         return subprocess.Popen(
@@ -270,7 +279,8 @@ def _new_folder(name: str, tries: int = 100) -> Path:
 
 def remove(folder: Path) -> None:
     """Remove the folder of a testbed that has ended, and empty parent folders."""
-    # Errors are ignored, because the host `control` may remove the same files at the same time.
+    # The function ignores errors, because the testbed's host `control` may remove the same files at
+    # the same time.
     shutil.rmtree(folder, ignore_errors=True)
     for parent in (folder.parent, folder.parent.parent):
         with suppress(OSError):
@@ -297,7 +307,9 @@ def end(folder: Path) -> bool:
                     f"end its supervisor, which is process {record['pid']}"
                 )
             time.sleep(0.05)
-    remove(folder)  # the folder still exists if the supervisor and the host `control` were killed
+    # The testbed's folder still exists if the supervisor process and the host `control` were
+    # killed.
+    remove(folder)
     return existed
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, PositiveInt
 
-Kind: TypeAlias = Any  # a type, or a special form of the module typing
+Kind: TypeAlias = Any  # A `Kind` is a Python type, or a special form of the module `typing`.
 
 PLAIN: dict[str, Kind] = {
     kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)
@@ -41,7 +41,7 @@ def _temporal(kind: Kind) -> Kind:
 _TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
 NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
-# Maximum length of an annotation in characters, which also limits the depth of nested brackets.
+# The maximum length of an annotation, in characters, also limits the depth of nested brackets.
 LONGEST = 1000
 
 
@@ -68,11 +68,12 @@ def _kind(node: ast.expr) -> Kind:
     match node:
         case ast.Constant(value=None):
             return None
-        case ast.Constant(value=str() as text):  # the annotation is in quotes, as in `list["int"]`
+        # An annotation may be in quotes, as in `list["int"]`.
+        case ast.Constant(value=str() as text):
             return read(text)
         case ast.Name(id=name) if name in NAMED:
             return NAMED[name]
-        # The module's name has no effect: `typing.Optional` and `t.Optional` mean the same, as do
+        # The function ignores module names: `typing.Optional` and `t.Optional` mean the same, as do
         # `datetime.date` and `date`.
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
@@ -108,7 +109,7 @@ def _item(node: ast.expr) -> Kind:
     return ... if isinstance(node, ast.Constant) and node.value is ... else _kind(node)
 
 
-UNTYPED = ""  # annotation of a parameter whose type only the kernel can determine
+UNTYPED = ""  # A parameter has an empty annotation if only the kernel can determine its type.
 
 _DISPLAYS = {
     ast.JoinedStr: "str", ast.List: "list", ast.ListComp: "list", ast.Tuple: "tuple",
@@ -119,7 +120,7 @@ _TYPES = {
     *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
     *("date", "datetime", "time", "timedelta", "Decimal", "Fraction", "Path", "UUID"),
 }
-# Types that functions and methods return, by the last component of the function's name.
+# `_RETURNS` maps the last component of a function's or method's name to the type that it returns.
 _RETURNS = {
     "sorted": "list", "len": "int", "cpu_count": "int", "uuid4": "UUID",
     **dict.fromkeys(("capitalize", "format", "getenv", "isoformat", "join", "lower"), "str"),
@@ -184,8 +185,8 @@ def _arithmetic(left_type: str, op: ast.operator, right_type: str) -> str:
         return "int" if whole else "float"
     if left_type == right_type:
         return "timedelta" if left_type in ("date", "datetime") else left_type
-    # If one operand has a type in `_DOMINANT`, the result has the same type: `"%d" % n`, `folder /
-    # name`, `[0] * 3`, `today - days`.
+    # If one operand has a type in `_DOMINANT`, the result has the same type, as in `folder / name`
+    # and `[0] * 3`.
     return next((kind for kind in _DOMINANT if kind in (left_type, right_type)), UNTYPED)
 
 
@@ -195,7 +196,8 @@ def _infer_call(function: ast.expr, arguments: list[ast.expr], known: Mapping[st
     owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
     if owner == "environ" and name == "get":
         return "str"
-    if owner == "time" and name not in _RETURNS:  # functions of the module `time` return floats
+    # The code assumes that functions of the module `time`, such as `monotonic`, return floats.
+    if owner == "time" and name not in _RETURNS:
         return "float"
     if name == "replace" and isinstance(function, ast.Attribute):
         return infer(function.value, known)  # the method `replace` returns the type of its object
@@ -213,8 +215,8 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
-# Expressions that create a value from its text. datetime precedes its base class date, because the
-# first match is used.
+# Each expression in `_CONSTRUCTORS` creates a value from its text; datetime precedes its base class
+# date, because the first match is used.
 _CONSTRUCTORS = {
     datetime: "__import__('datetime').datetime.fromisoformat({!r})",
     date: "__import__('datetime').date.fromisoformat({!r})",

@@ -14,10 +14,11 @@ from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.errors import InvalidInput, short
 from labkit.records.executed_notebook import notebook_bytes
 
-SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads
+# The library jupytext reads notebook files with the suffixes .py, .md and .myst.
+SCRIPTS = (".py", ".md", ".myst")
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)
-# The text of a cell cannot match the pattern `_OLD_FORMAT`, because JSON escapes quotes inside
-# strings.
+# The pattern `_OLD_FORMAT` cannot match inside the text of a cell, because JSON escapes quotes
+# inside strings.
 _OLD_FORMAT = re.compile(r'"nbformat"\s*:\s*[123]\b')
 _COOKIE = re.compile(r"\A(#.*\n)?[ \t\f]*#.*?coding[:=].*\n")
 _PYTHON = ("", "python", "python3")
@@ -50,8 +51,8 @@ def text(notebook: Path) -> str:
         content = notebook_bytes(notebook)
         if notebook.suffix.lower() in SCRIPTS:
             return _from_script(content, notebook.suffix.lower())
-        # The file may begin with a byte order mark, or be in UTF-16, which some Windows shells
-        # write.
+        # The notebook file may begin with a byte order mark, or be in UTF-16, which some Windows
+        # shells write.
         decoded = content.decode(json.detect_encoding(content))
         return _upgrade(decoded) if _OLD_FORMAT.search(decoded) else decoded
     except (FileNotFoundError, NotADirectoryError):
@@ -61,8 +62,8 @@ def text(notebook: Path) -> str:
         ) from None
     except NotPlain as error:
         raise InvalidInput(f"{_display_path(notebook)} {error}") from error
-    # A ValueError means a wrong encoding, or a path with a NUL character. A SyntaxError means an
-    # unknown encoding in the first lines of a script.
+    # A ValueError means that the file has a wrong encoding, or that its path contains a NUL
+    # character. A SyntaxError means that a script declares an unknown encoding in its first lines.
     except (OSError, ValueError, SyntaxError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{_display_path(notebook)} cannot be read: {reason}") from error
@@ -74,7 +75,8 @@ def _from_script(content: bytes, suffix: str) -> str:
     if suffix == ".py":  # a script may declare its encoding: `# -*- coding: latin-1 -*-`
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     script = io.StringIO(content.decode(encoding), newline=None).read()
-    # Jupytext rejects declarations of other encodings, even in decoded text.
+    # Jupytext rejects a script that declares another encoding than UTF-8, even if the text is
+    # already decoded.
     if not encoding.startswith("utf-8"):
         script = _COOKIE.sub(r"\1", script)
     if suffix != ".py" and not _HEAD.search(script):
@@ -84,7 +86,8 @@ def _from_script(content: bytes, suffix: str) -> str:
 
     try:
         return str(jupytext.writes(jupytext.reads(script, fmt=suffix[1:]), fmt="ipynb"))
-    # The header of the notebook is invalid.
+    # The library jupytext raises a YAMLError, LookupError or TypeError if the header of the
+    # notebook is invalid.
     except (yaml.YAMLError, LookupError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise NotPlain(f"is not a notebook of jupytext: {reason}") from error
@@ -104,8 +107,8 @@ def parse(content: str, notebook: Path) -> list[NotebookCell]:
         InvalidInput: The text is not a notebook of format 4, or its language is not Python 3.
     """
     try:
-        # nbformat is not used, because its import takes longer than all other work of this
-        # function.
+        # The function does not use nbformat, because the import of nbformat takes longer than all
+        # other work of the function.
         record = read_plain_json(content.encode(), strict=False)
         cells = [_cell(cell) for cell in _list_of("cells", _field(record, "cells"))]
         metadata = _record(_record(record).get("metadata", {}))

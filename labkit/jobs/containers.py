@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 IMAGE = f"labkit:{__version__}"
 
-# The image needs ssh, because mpiexec uses ssh to start ranks in other pods. The ssh option
-# StrictModes is off, because the mpi-operator mounts the ssh keys with its own file modes. ssh does
-# not check host keys, because each pod has new keys.
+# The container image needs ssh, because mpiexec uses ssh to start ranks in other pods. The ssh
+# option StrictModes is off, because the mpi-operator mounts the ssh keys with its own file modes.
+# ssh does not check host keys, because each pod has new keys.
 _TEXT = """\
 # A container image of labkit {version}. Build it in the folder of the source:
 #     podman build -t {image} -f FILE .
@@ -59,7 +59,7 @@ def text() -> str:
     return _TEXT.format(version=__version__, image=IMAGE, python=python)
 
 
-# The mpi-operator writes the host file, with a line `name slots=n` per worker pod.
+# Kubeflow's mpi-operator writes the host file, with one line `name slots=n` per worker pod.
 HOST_FILE = "/etc/mpi/hostfile"
 
 # By default, Open MPI would cut the long host names of Kubernetes at the first dot.
@@ -68,12 +68,12 @@ VARIABLES = {
     "LABKIT_HOSTS": HOST_FILE,
     "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
 }
-FOLDER = "/labkit/job"  # working folder of the launcher, inside its pod
-PATIENCE = 300  # maximum seconds until all workers are reachable
-LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
+FOLDER = "/labkit/job"  # The launcher's working folder, inside its pod, is /labkit/job.
+PATIENCE = 300  # The launcher waits at most `PATIENCE` seconds until all workers are reachable.
+LARGEST_MAP = 2**20  # Kubernetes limits the size of a ConfigMap to 1 MiB.
 
-# mpiexec does not wait for hosts, so the script waits. A pod has a host name only some time after
-# its start, and sshd starts even later.
+# mpiexec does not wait until hosts are reachable, so the script waits before it calls mpiexec. A
+# pod has a host name only some time after its start, and sshd starts even later.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{
@@ -142,7 +142,7 @@ class MPIJob:
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
-        # The operator checks the name of the last worker, which is the longest name.
+        # The mpi-operator checks the name of the last worker, which is the longest worker name.
         names.LABEL.validate(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
         names.IMAGE.validate(self.image, "--image")
         names.KEY.validate(self._file, "the notebook's name")

@@ -13,14 +13,15 @@ from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import folders as registry
 from labkit.records import store
 
-# Slurm's reason for an array task that could not start, for example if the sweep's folder is
-# missing on a node.
+# Slurm reports the reason JobLaunchFailure for an array task that could not start, for example
+# because a node lacks the sweep's folder.
 NEVER_BEGAN = "JobLaunchFailure"
-# Seconds until a cancelled array task must have ended, and seconds between two queries of Slurm.
+# A cancelled array task must end within `PATIENCE` seconds; Slurm is queried every `LOOK_EVERY`
+# seconds.
 PATIENCE, LOOK_EVERY = 80.0, 2.0
 ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
-# Slurm's final states of an array task that failed or ended by itself; array tasks in other final
-# states were interrupted.
+# In a final state from `FAULTS`, an array task failed or ended by itself; other final states mean
+# an interruption.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
 
@@ -52,8 +53,8 @@ class Elements:
 def number_of(status: store.Record) -> str:
     """Return the array task number in a record, such as "12_3" (array and index), or "" if none."""
     number = str(status.get("element", ""))
-    # The array task's number is validated, because another user may have written it, and it becomes
-    # an argument of squeue.
+    # The code validates the array task's number, because another user may have written it, and
+    # squeue gets it as an argument.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
@@ -123,8 +124,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
         return
     reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # The ends of the runs are recorded before the end of the job, because readers that see an ended
-    # job then read its runs.
+    # Runs are recorded as ended before their job, because a reader that sees an ended job then
+    # reads its runs.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)
@@ -149,7 +150,7 @@ def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
     for path in jobs:
         try:
             status = slurm.present_status(store.read_status(path))
-        except LabkitError:  # a damaged record is omitted; `labkit ls` reports it
+        except LabkitError:  # The function omits a damaged record, because `labkit ls` reports it.
             continue
         if not (number := number_of(status)) or status["state"] in store.END_STATES:
             continue
@@ -188,5 +189,5 @@ def query_elements(array: str) -> dict[str, SlurmJob] | None:
     """Return Slurm's jobs by number, for ids such as "12,13"; None if Slurm does not answer."""
     try:
         return numbered(Queue(login()).jobs(jobs=array))
-    except LabkitError:  # Slurm is missing or does not answer, so only the job records are used
+    except LabkitError:  # If Slurm is missing or does not answer, only the job records are used.
         return None

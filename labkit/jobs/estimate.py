@@ -14,8 +14,8 @@ from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.folders import scan
 
-# Experiment fields that change the duration of a step. Epochs and repeats are not in `SAME`,
-# because they only multiply the duration.
+# The experiment fields in `SAME` change the duration of a training step. `SAME` omits the fields
+# `epochs` and `repeats`, which only multiply the duration.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
     *("network", "batch_size", "steps_per_epoch", "precision"),
@@ -32,7 +32,7 @@ def workers_of(notebook: Path, values: Values) -> int:
     """Return the greatest number of ranks that a notebook starts with the given `values`."""
     defaults = {name: parameter.default for name, parameter in declared(notebook).items()}
     values_with_defaults = {**defaults, **values}
-    # On the virtual clock, one process simulates all workers.
+    # With a virtual clock, one process simulates all workers.
     return (
         1
         if values_with_defaults.get("clock") == "virtual"
@@ -48,7 +48,7 @@ def of_experiment(record: store.Record, root: Path, ranks: int | None = None) ->
         root: Folder of the runs.
         ranks: Number of ranks that the experiment starts; None: one rank per worker.
     """
-    # Durations are compared per epoch, so that a short trial predicts a long run.
+    # The estimate compares durations per epoch, so that a short trial predicts a long run.
     epochs = int(record["epochs"]) * int(record["repeats"])
     earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
     return f"{_duration_text(earlier)}; {memory(ranks or int(record['workers']))}"
@@ -84,8 +84,9 @@ def _duration_text(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
-    # The median is used, because a few slow runs do not affect it. A run is slow, for example, on a
-    # busy machine or if it compiles all functions.
+    # The estimate is the median of earlier durations, because a few slow runs do not affect a
+    # median. A run is slow, for example, if the machine is busy, or if the run compiles all
+    # functions.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 

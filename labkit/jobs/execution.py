@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# Maximum seconds until all output of a finished cell has arrived. papermill's default of 4 s would
-# abort notebooks whose output is still in transit. If output is still missing after `OUTPUT_LIMIT`
-# seconds, the notebook continues with a warning.
+# The output of a finished cell must arrive within `OUTPUT_LIMIT` seconds; papermill's default of 4
+# s aborts notebooks with slow output. If output is still missing after `OUTPUT_LIMIT` seconds, the
+# notebook continues with a warning.
 OUTPUT_LIMIT = 120
-MAY_RAISE = "raises-exception"  # tag of nbclient for cells whose errors do not end the notebook
+# nbclient continues a notebook after an error in a cell with the tag raises-exception.
+MAY_RAISE = "raises-exception"
 _KERNEL: dict[str, str] = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
@@ -71,7 +72,9 @@ def execute_cells(
     record = load_notebook_node(source)
     if values := read_plain_file(job / "params.yaml"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the calling process has already shown all warnings
+            # The calling process has already shown all warnings about parameters, so this process
+            # ignores them.
+            warnings.simplefilter("ignore")
             known = parameters.declared(notebook)
         papermill_translators.register("python3", Translator(known))
         record = parameterize_notebook(record, values, kernel_name="python3", language="python")
@@ -87,13 +90,14 @@ def execute_cells(
             input_path=source,
             output_path=output,
             kernel_name="python3",
-            # The progress bar would overwrite the output of cells.
+            # papermill's progress bar would overwrite the output of cells.
             progress_bar=False,
             stdout_file=Tee(*terminal[:1], log),
             stderr_file=Tee(*terminal[1:], log),
-            # The form and other processes read the output file while the notebook is executed.
+            # papermill saves the output file every 5 s, because other processes read the file while
+            # the notebook runs.
             autosave_cell_every=5,
-            # papermill passes the remaining arguments on to nbclient.
+            # papermill passes unknown arguments, such as `km` and `iopub_timeout`, on to nbclient.
             km=manager,
             iopub_timeout=OUTPUT_LIMIT,
             raise_on_iopub_timeout=False,
@@ -146,8 +150,8 @@ class ExecutionRecord:
             papermills[key] = Path(papermills[key]).name
         for cell in notebook["cells"]:
             for output in cell.get("outputs", []):
-                # A stream or an error has its text in the output itself. A result or a display has
-                # its text in the field "data".
+                # In a notebook file, a stream or an error contains its text directly. In a notebook
+                # file, a result or a display contains its text in the field "data".
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])
@@ -191,8 +195,8 @@ def _readable(notebook: Path, job: Path) -> Path:
     text = cells.text(notebook)
     record = json.loads(text)
     whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
-    # papermill treats the metadata's entries as mappings and writes into them, so entries with the
-    # value None are removed.
+    # papermill uses the entries of the notebook's metadata as mappings and writes into them, so
+    # entries with the value None are removed.
     whole["metadata"] = {n: value for n, value in whole["metadata"].items() if value is not None}
     if whole == record and text.encode() == notebook_bytes(notebook):
         return notebook

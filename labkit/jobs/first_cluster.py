@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from labkit.cluster.start import Start
 
 SHAPE = ("workers", "threads")
-EARLY = 3  # maximum number of code cells to read, including the cell with the parameters
+EARLY = 3  # The search reads at most `EARLY` code cells, including the cell with the parameters.
 
 
 def first_cluster(notebook: Path, values: Values) -> Start | None:
@@ -45,7 +45,9 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
                 shape = _shape(tree, parameter_values)
                 return None if shape is None else Start.from_options(*shape)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, InvalidInput):
-        return None  # the cell contains a magic, or a value that only the kernel can compute
+        # The error means that the cell contains a magic, or a value that only the kernel can
+        # compute.
+        return None
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar, NoReturn, TextIO
 from weakref import WeakSet
 
-BROKEN = 70  # exit code after an error in the code of labkit
+BROKEN = 70  # A forked process exits with the code 70 after an error in the code of labkit.
 
 
 class Fork:
@@ -27,13 +27,14 @@ class Fork:
     """
 
     stdout = stderr = None
-    # Writing ends of the pipes to all children. Each new child closes the writing ends that it
-    # inherits. If a copy stayed open, an earlier child would not detect that the parent closes its
-    # pipe.
+    # `_pipes` contains the writing ends of the pipes to all child processes. Each new child process
+    # closes the writing ends that it inherits from its parent. If a later child process kept a copy
+    # open, an earlier child would not notice that the parent closes its pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
     def __init__(self, act: Callable[[int], int]) -> None:
-        sys.stdout.flush()  # without a flush, both processes would write the buffered text
+        # Without the flush, parent and child process would both write the buffered text.
+        sys.stdout.flush()
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
@@ -50,7 +51,7 @@ class Fork:
     def poll(self) -> int | None:
         """Return the exit code of the process; None while it runs."""
         if self.returncode is None:
-            # After the end of the process, waitpid must not be called again, because the system may
+            # The method must not call waitpid for an ended process again, because the system may
             # reuse the process id.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -66,8 +67,7 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            # The system cannot reuse the process id yet, because `poll` has not collected the ended
-            # process.
+            # The system cannot reuse the process id yet, because `poll` has not reaped the process.
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -82,14 +82,15 @@ class Fork:
 def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
     """Run a function and exit the child process, which must never return to the parent's code."""
     code = BROKEN
-    # The child must not destroy objects that it inherited from the parent. Libraries that have
-    # threads in the parent, such as TensorFlow, abort or hang if the child destroys their objects.
+    # The child process must not destroy objects that it inherited from its parent. Libraries that
+    # have threads in the parent, such as TensorFlow, abort or hang if the child destroys their
+    # objects.
     gc.freeze()
     try:
         os.setsid()  # in a new session, the child does not receive Ctrl-C from the terminal
 
-        # A child of a sweep inherits handlers that only count SIGINT and SIGTERM
-        # (`labkit.jobs.sweep.progress_screen`), so the default handlers are restored.
+        # A child process of a sweep inherits signal handlers that only count SIGINT and SIGTERM, so
+        # the child restores the default handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)
@@ -102,6 +103,6 @@ def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # `os._exit` is used, because sys.exit would run `finally` blocks and atexit functions
-            # of the parent.
+            # The child process calls `os._exit`, because `sys.exit` would run the parent's
+            # `finally` blocks and atexit functions.
             os._exit(code)

@@ -65,7 +65,7 @@ class Field:
     @error.setter
     def error(self, text: str) -> None:
         self._text = text
-        # The error has a warning sign and words, because some users cannot see colours.
+        # The error message has a warning sign and words, because some users cannot see colours.
         self._error.value = f'<span role="alert">⚠ {escape(text)}</span>' if text else ""
 
     @property
@@ -107,8 +107,8 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
-    # A text field is validated only after its input is complete, because an incomplete list would
-    # show an error after each keystroke.
+    # The form checks a text field only after its input is complete, because an incomplete list
+    # would show errors during typing.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)
@@ -142,7 +142,7 @@ def _text(value: JSON) -> str:
         return repr(value)
 
 
-LOOK_EVERY = 0.5  # seconds between two updates of the progress display
+LOOK_EVERY = 0.5  # The form updates the progress display every `LOOK_EVERY` seconds.
 STOP = "Stop notebook"
 
 __all__ = ["Form", "parameter_form"]
@@ -161,8 +161,8 @@ def parameter_form(notebook: Path | str, root: Path | str | None = None) -> Form
         InvalidInput: The notebook is missing, or its parameters cell is not Python.
     """
     runs_folder, path = os.environ.get("LABKIT_RUNS"), Path(notebook)
-    # JupyterLab starts a kernel in the folder of its notebook, which may differ from the folder of
-    # `labkit lab`.
+    # JupyterLab starts a kernel in the folder of its notebook, which may differ from the folder
+    # where `labkit lab` runs.
     if runs_folder and not path.exists() and (Path(runs_folder).parent / path).exists():
         path = Path(runs_folder).parent / path
     return Form(path, Path(root or runs_folder or "runs"))
@@ -237,7 +237,7 @@ class Form:
 
     def _field_of_error(self, message: str) -> str:
         """Return the field that an error names, else the last changed field, else the last one."""
-        # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
+        # An error of `Experiment` begins with the name of the wrong field, as in `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))
         ]
@@ -248,7 +248,8 @@ class Form:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread.is_alive():  # the user clicked twice before the button became disabled
+            # A second click may arrive before the button becomes disabled.
+            if self._thread.is_alive():
                 return
             if not self.check():
                 self._show_status("not started: see the fields above")
@@ -282,7 +283,7 @@ class Form:
 
     def _follow(self, job: NotebookJob) -> None:
         begin = time.monotonic()
-        # This loop runs in a thread of the form, because the kernel's main thread must handle
+        # The loop runs in a thread of the form, because the kernel's main thread must handle
         # clicks.
         while not job.done():
             self._progress(job.path, time.monotonic() - begin)
@@ -312,7 +313,7 @@ class Form:
         from labkit.records.run import load_runs
         from labkit.report import report
 
-        # For the type checker: the button is disabled until a job has run.
+        # The assertion is for the type checker, because the button is disabled until a job has run.
         assert self._job is not None
         try:
             runs = load_runs(self._job.path)
@@ -340,10 +341,9 @@ def _cells(job: Path) -> tuple[int, int]:
     """Return the numbers of completed code cells and of all code cells in a job's notebook."""
     try:
         cells = read_notebook(job / "output.ipynb")["cells"]
-    except FileNotFoundError:  # the notebook is not saved yet, because the kernel is starting
+    except FileNotFoundError:  # While the kernel starts, the output notebook is not saved yet.
         return 0, 0
-    # The counts are those of the notebook's last save; papermill saves the notebook every few
-    # seconds.
+    # papermill saves the notebook every few seconds, so the counts are those of the last save.
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     ended = [c for c in code if c["metadata"].get("papermill", {}).get("status") == "completed"]
     return len(ended), len(code)

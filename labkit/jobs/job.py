@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from labkit.jobs.kernel import ForkedKernel
 
 
-# Seconds after an interruption in which a cell may clean up before its kernel is killed.
+# After an interruption, a cell has `GRACE` seconds to clean up before its kernel is killed.
 GRACE = 40.0
 
-# Exit codes of a job that has not completed. After any exit code other than 0 and CELL_FAILED,
-# ranks of the notebook's cluster may still run.
+# `CELL_FAILED`, `KERNEL_ENDED` and `INTERRUPTED` are exit codes of jobs that have not completed.
+# After an exit code other than 0 and `CELL_FAILED`, ranks of the notebook's cluster may still run.
 CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
-# File with the text that a forked job prints outside of its notebook's outputs.
+# The file logs/process.log contains the text that a forked job prints outside of its notebook's
+# outputs.
 LOG = Path("logs/process.log")
 
 
@@ -54,9 +55,14 @@ class Kernel:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
-        self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell error
-        self.signal = ""  # name of the signal that ended a process of the notebook's cluster, or ""
-        self.interrupted: str | None = None  # cause of the interruption, or None
+        # The mapping `error` contains `ename` and `evalue`, the class name and the message of the
+        # last cell error.
+        self.error: dict[str, str] = {}
+        # The attribute `signal` names the signal that ended a process of the notebook's cluster;
+        # otherwise, it is empty.
+        self.signal = ""
+        # The attribute `interrupted` is the cause of an interruption, or None.
+        self.interrupted: str | None = None
         self._process: ForkedKernel | None = None
 
     def fork(self) -> None:
@@ -67,13 +73,14 @@ class Kernel:
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        # Without folders of kernel specifications, "python3" means the Python interpreter of this
-        # process.
+        # If jupyter_client has no folders of kernel specifications, the kernel "python3" is the
+        # Python interpreter of this process.
         self.manager = manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             client_factory=Client,
-            # Without encryption, every user of this machine could read the output of cells.
+            # Without transport encryption, every user of the machine could read the output of
+            # cells.
             transport_encryption="required",
             # jupyter_client kills the kernel after half of the `shutdown_wait_time`. The atexit
             # functions of the kernel save records. On a busy machine, the kernel's atexit functions
@@ -89,8 +96,8 @@ class Kernel:
         """Interrupt the cell, or the process if no kernel runs; kill the kernel after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
-        # `_pid` is read separately for each signal, because a kernel may start or end between the
-        # two signals.
+        # The code reads `_pid` again before the second signal, because a kernel may start or end
+        # between SIGINT and SIGKILL.
         _interrupt(self._pid or os.getpid())
         time.sleep(GRACE)
         if self._pid:
@@ -119,13 +126,15 @@ class Kernel:
             raise KeyboardInterrupt
         content = execute_reply["content"]
         self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
-        # Delete the rank and signal of an earlier error that the tag raises-exception tolerated.
+        # An earlier error, which the tag raises-exception tolerated, may have set the attributes
+        # `rank` and `signal`.
         self.rank, self.signal = None, ""
         from jupyter_client.asynchronous import AsyncKernelClient
 
-        # A new client is used, because manager.client() would have the identity of papermill's
-        # client and receive its replies.
-        assert self.manager is not None  # for the type checker: the manager exists when a cell runs
+        # A new client is used, because the client from `manager.client()` would have the identity
+        # of papermill's client, and would receive its replies. The assertion tells the type checker
+        # that a kernel manager exists when a cell runs.
+        assert self.manager is not None
         client = AsyncKernelClient()
         client.load_connection_info(self.manager.get_connection_info())
         client.start_channels(iopub=False, stdin=False, hb=False)
@@ -162,8 +171,8 @@ def main(notebook: Path, job: Path, limit: float | None = None, show: bool = Tru
         show: Whether the terminal also shows the notebook's output.
     """
     kernel = Kernel(job)
-    # `interrupt` runs in a thread, because it waits before it kills a kernel that ignores the
-    # signal.
+    # The method `interrupt` runs in a thread, because it waits before it kills a kernel that
+    # ignores SIGINT.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
     with folders.registration(job):
@@ -182,21 +191,21 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
         # The kernel is closed before the state becomes "completed", because the job includes the
         # kernel's atexit functions.
         kernel.close()
-        # A kernel that ignored the shutdown request was killed, but the runs that it logged are
+        # If a kernel ignores the shutdown request, it is killed, but the runs that it logged are
         # complete.
         store.end_orphans(job, "", seconds=0.0, record=_complete_logged)
         _record_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
-            # If this process received no signal, the cell itself raised KeyboardInterrupt.
+            # If the job's process received no signal, the cell itself raised KeyboardInterrupt.
             by = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else cause(error)
             store.interrupt(job, kernel.interrupted or by)
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            # The kernel's atexit functions, if they can still run, record that the hyperparameter
-            # search pruned the runs (ended them early).
+            # If the kernel's atexit functions still run, they record that a hyperparameter search
+            # pruned (ended early) the runs.
             kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
@@ -248,8 +257,8 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        # New stream objects are necessary, because Python's old stream objects still refer to the
-        # streams of the parent.
+        # The forked process creates new stream objects, because Python's old stream objects still
+        # refer to the streams of the parent.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
@@ -284,7 +293,8 @@ def prepare() -> None:
 
     import labkit.jobs.kernel  # noqa: F401
 
-    nbformat.validate(nbformat.v4.new_notebook())  # compiles nbformat's JSON schema
+    # The call compiles nbformat's JSON schema once, so that forked processes inherit it.
+    nbformat.validate(nbformat.v4.new_notebook())
 
 
 def _interrupt(pid: int) -> None:
@@ -309,7 +319,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
     """
 
     def wait_for_the_end_of_input() -> None:
-        # `read` returns when all writers have closed the pipe.
+        # `sys.stdin.read` returns when all writers have closed the pipe.
         kernel.interrupt(
             sys.stdin.read() or "interrupted: the command that started the notebook has ended"
         )
@@ -335,9 +345,11 @@ def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-# MIME type of outputs of `sb.glue`, which contain a name and data.
+# The MIME type of an output of `sb.glue`, which contains a name and data, begins with the text in
+# `SCRAP`.
 SCRAP = "application/scrapbook.scrap."
-RECORD = "application/papermill.record+json"  # MIME type of outputs of `papermill.record`
+# Outputs of `papermill.record` have the MIME type application/papermill.record+json.
+RECORD = "application/papermill.record+json"
 
 
 def write_glued_run(job: Path) -> None:

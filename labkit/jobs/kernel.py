@@ -37,8 +37,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# Jobs are not debugged, and debugpy takes the longest of all imports. ipykernel searches for
-# debugpy only once, when `ipykernel.debugger` is imported, and must not find debugpy then.
+# Jobs are not debugged, and debugpy is slow to import, so the code hides debugpy from the only
+# search by `ipykernel.debugger`.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -49,7 +49,8 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 
-START_TIMEOUT = 60.0  # seconds within which a kernel must start; the value is papermill's default
+# A kernel must start within `START_TIMEOUT` seconds; the value is papermill's default.
+START_TIMEOUT = 60.0
 
 
 class Shell(ZMQInteractiveShell):
@@ -120,7 +121,8 @@ class InterruptibleKernel(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            # The present SIGINT handler is stored, because `strike` takes its place and calls it.
+            # The variable `cancel` keeps the previous SIGINT handler, because `strike` replaces it
+            # and calls it.
             cancel: Any = signal.getsignal(signal.SIGINT)
             signal.signal(signal.SIGINT, strike)
             yield
@@ -156,7 +158,8 @@ class LosslessKernel(IPKernelApp):
         """Remove the limit of the output queue, then create the output socket and its thread."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # it has no type hints
-        # At exit, `_end_control` is called first, because it is registered last.
+        # At exit, Python calls atexit functions in reverse order, so `_end_control`, which is
+        # registered last, is called first.
         atexit.register(self._end_control)
 
     def _end_control(self) -> None:
@@ -177,7 +180,8 @@ class ForkedKernel(Fork):
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Send the kernel's arguments and environment to the forked process."""
-        # Closing the pipe ends the message, because the child reads until the end of the file.
+        # The parent closes the pipe after the message, because the child reads until the end of the
+        # file.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
 
@@ -209,8 +213,8 @@ class Provisioner(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Turn the forked process into the kernel, and wait until clients can connect."""
-        # Only the arguments are sent, because the forked process already runs the interpreter and
-        # the module.
+        # The code omits interpreter and module from the sent command, because the forked process
+        # already runs them.
         self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
@@ -258,8 +262,8 @@ class Client(AsyncKernelClient):
 
 def _end_statement(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM: interrupt a running statement so that it cleans up; end an idle process."""
-    # While an asynchronous cell waits, ipykernel replaces the SIGINT handler; an exception would
-    # then end the kernel's event loop.
+    # While an asynchronous cell waits, ipykernel replaces the SIGINT handler, and an exception
+    # would end the kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
@@ -282,10 +286,11 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
-    # The environment from the pipe is complete, so all other variables must be unset.
+    # The environment that arrives through the pipe is complete, so all other variables are removed.
     os.environ.clear()
     os.environ.update(environment)
-    # `prepare` has blocked the import of `rfc3987_syntax`, but a notebook may import this module.
+    # `prepare` has blocked the import of `rfc3987_syntax`; the kernel allows it again, because a
+    # notebook may import this module.
     sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
         # Without a new seed, all notebooks of a sweep would draw the same random numbers.
@@ -293,7 +298,8 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
 
     # Slurm sends SIGTERM to all processes of an array task at the same time. After SIGTERM, the
     # job's process interrupts the cell; the kernel must continue, to report the output of the
-    # cleanup. SIG_IGN is not used, because the cells' child processes would inherit it.
+    # cleanup. The kernel does not use SIG_IGN for SIGTERM, because child processes of cells would
+    # inherit SIG_IGN.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
     # IPython's warning "To exit: use …" is hidden, because it is meant for interactive users.
@@ -305,7 +311,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )
-    # A forked process ends by os._exit, which skips atexit functions. An atexit function ends a
-    # notebook's cluster.
+    # A forked process ends with `os._exit`, which skips atexit functions, so the code calls them
+    # itself. One of the atexit functions ends the notebook's cluster.
     atexit._run_exitfuncs()
     return 0

@@ -20,7 +20,7 @@ from labkit.records import store
 from labkit.records.folders import Folder, folders, read_run, skip_message, skipped_links
 from labkit.records.run import Run, equivalence_failed, key_metrics, run_from_records
 
-LEAST = 500  # minimum number of folders for which a cache saves time
+LEAST = 500  # A cache saves time only for at least `LEAST` folders.
 Row = tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ def _stamp(folder: Folder) -> str:
     for name in sorted(folder.files):
         try:
             file = os.stat(f"{folder.path}/{name}", follow_symlinks=False)
-        except OSError:  # another process is removing the run
+        except OSError:  # The file is missing if another process is removing the run.
             continue
         entries.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
     return "\n".join(entries)
@@ -169,7 +169,6 @@ def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
     status = slurm.present_status(status) if slurm else status
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
-    # For a run that failed its equivalence check, no speed is shown.
     withheld = "withheld" if equivalence_failed(run) else ""
     return (
         name,
@@ -186,7 +185,8 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
     """Return a table with aligned columns; columns without any text are omitted."""
     columns = [
         (title, *cells)
-        # The first column is never omitted, so that even an empty table has a header.
+        # Empty columns are omitted, except the first column, so that even an empty table has a
+        # header.
         for title, *cells in zip(head, *rows, strict=True)
         if any(cells) or title == head[0]
     ]

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Values
 
-WRITE_EVERY = 0.5  # seconds between two writes of growing curves to disk
+WRITE_EVERY = 0.5  # Growing curves are written to disk at most every `WRITE_EVERY` seconds.
 
-# Fields of metrics.json that only labkit itself may write.
+# Only labkit itself may write the fields of metrics.json in `RESERVED`.
 RESERVED = FIELDS["metrics.json"].keys() - {"test_accuracy", "test_loss"} | {"logged", "spread"}
-# For each metric that comparisons of runs use, the logged names that may supply its value, in order
-# of preference.
+# For each metric that comparisons of runs use, `JUDGED` lists the logged names that may supply its
+# value, best first.
 JUDGED = {
     "val_accuracy": ("val_accuracy", "test_accuracy", "accuracy"),
     "val_loss": ("val_loss", "test_loss"),
@@ -111,14 +111,16 @@ class RunLog:
         declared: Iterable[str] = (),
     ) -> None:
         self.run, self.given, self._declared = Run(directory), dict(given or {}), set(declared)
-        self.is_over = False  # whether the run has ended, so that further values need a new run
+        # After the end of the run, `is_over` is true, and further values need a new run.
+        self.is_over = False
         self._results: dict[str, JSON] = {}
         self._curves: dict[str, dict[int, float | None]] = {}
-        self._seconds: dict[int, float] = {}  # seconds from the start of the run to each step
+        # `_seconds` maps each step to the number of seconds since the start of the run.
+        self._seconds: dict[int, float] = {}
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
         store.start(directory, experiment, machine())
-        self._live = directory / FOLDER  # folder to which logged values are streamed
+        self._live = directory / FOLDER  # The folder `_live` receives the stream of logged values.
         self._live.mkdir()
         self._writer = StreamWriter(self._live, 0, store.this_process())
 
@@ -164,7 +166,9 @@ class RunLog:
         if wrong := field_problem("metrics.json", metrics):
             raise InvalidInput(wrong)
         store.write_results(self.run.path, metrics, self._history())
-        self.run.__dict__.pop("_metrics", None)  # a `Run` caches its metrics and history
+        # A `Run` caches its metrics and history, so the code deletes the cached values after each
+        # write.
+        self.run.__dict__.pop("_metrics", None)
         self.run.__dict__.pop("_history", None)
         self._written = time.monotonic()
 
@@ -184,8 +188,8 @@ class RunLog:
             store.fail(self.run.path, message)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
-        # The live folder is removed last, because a hyperparameter search may write a request to
-        # prune the run there.
+        # The folder with streamed values is removed last, because a hyperparameter search may still
+        # write a request to prune the run there.
         shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
@@ -237,8 +241,8 @@ def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
         # experiment.json stores a strategy as a mapping that contains the strategy's name. A
-        # parameter is renamed in the record if it has the name of an Experiment field but a value
-        # that the field does not accept.
+        # parameter gets another name in the record if an Experiment field has the same name but
+        # rejects the value.
         if name == "strategy" and isinstance(plain, str):
             plain = dict[str, JSON](name=plain)
         odd = name in record or field_problem("experiment.json", {name: plain})
@@ -265,7 +269,7 @@ def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
         store.fail(run, cause, rank)
 
 
-_LOGS: dict[str, RunLog] = {}  # runs in progress in this process, by label
+_LOGS: dict[str, RunLog] = {}  # `_LOGS` contains the unfinished runs of this process, by label.
 
 
 @atexit.register
@@ -279,7 +283,7 @@ def _parameters() -> tuple[str, dict[str, JSON]]:
     main = vars(sys.modules["__main__"])
     if job := os.environ.get("LABKIT_JOB"):
         return parameters_of_job(Path(job))
-    # JupyterLab, VS Code and Python store the path of the notebook or script in the following
+    # JupyterLab, VS Code and Python store the path of the notebook or script in three different
     # variables.
     session = os.environ.get("JPY_SESSION_NAME")
     path = Path(session or main.get("__vsc_ipynb_file__") or main.get("__file__") or "")
@@ -303,7 +307,6 @@ def _plain(name: str, value: Any) -> Any:
     """Return a value as a number, a boolean, a text, None, or a list of numbers."""
     if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # a TensorFlow tensor
         value = value.numpy()
-    # Arrays of NumPy, PyTorch or pandas are converted to lists.
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, tuple | list):
         numbers = [_plain(name, element) for element in value]
@@ -328,7 +331,7 @@ def _ended_by() -> BaseException | None:
     return None if isinstance(error, SystemExit) and not error.code else error
 
 
-_last_error: BaseException | None = None  # error of the last executed cell
+_last_error: BaseException | None = None
 # `_exit` stores the SystemExit of a script, because Python deletes the exception before `_end`
 # runs.
 _exit: SystemExit | None = None
@@ -337,7 +340,8 @@ _exit: SystemExit | None = None
 def _register_hooks() -> None:
     """Register hooks for the start and end of each cell, or for the exit of a script."""
     if shell := _shell():
-        if not os.environ.get("LABKIT_JOB"):  # the parameters of a job do not change
+        # Only interactive sessions need the hook, because the parameters of a job do not change.
+        if not os.environ.get("LABKIT_JOB"):
             shell.events.register("pre_run_cell", _note_cell_start)
         shell.events.register("post_run_cell", _note_cell_end)
     elif sys.exit is not _exit_with_record:
@@ -374,7 +378,7 @@ def _assigned_names(cell: str) -> set[str]:
 def _note_cell_end(cell: ExecutionResult) -> None:
     global _last_error
     _last_error = cell.error_before_exec or cell.error_in_exec
-    # Values are written after each cell, because the kernel may be killed at any time.
+    # Logged values are written after each cell, because the kernel may be killed at any time.
     for log in _LOGS.values():
         log.write()
 

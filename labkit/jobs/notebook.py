@@ -105,8 +105,9 @@ class NotebookJob:
             self.kill(self.interrupted)
         else:
             self.interrupted = cause
-            assert self.process.stdin is not None  # for the type checker: Popen has created a pipe
-            with suppress(BrokenPipeError):  # the process may be ending
+            # The assertion tells the type checker that Popen has created a pipe.
+            assert self.process.stdin is not None
+            with suppress(BrokenPipeError):  # The pipe is broken if the process is ending.
                 os.write(self.process.stdin.fileno(), cause.encode())
             self._close()
 
@@ -123,7 +124,7 @@ class NotebookJob:
         """
         code = self.process.wait()
         self._close()
-        # `status.json` is read directly, because `read_status` reports every dead process as
+        # The code reads `status.json` directly, because `read_status` reports every dead process as
         # interrupted.
         status = store.read_json(self.path / "status.json")
         is_unfinished = status["state"] in ("queued", "running")
@@ -139,7 +140,8 @@ class NotebookJob:
         return JobResult(self.path, status["state"], status["cause"], status["rank"])
 
     def _close(self) -> None:
-        assert self.process.stdin is not None  # for the type checker: Popen has created a pipe
+        # The assertion tells the type checker that Popen has created a pipe.
+        assert self.process.stdin is not None
         self.process.stdin.close()
 
 
@@ -168,9 +170,9 @@ def start(
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: imports.notebook_folders(notebook),
     }
-    # With -P, Python ignores modules in the caller's folder. The job runs in its own session, so
-    # Ctrl-C reaches only this process, which then closes the pipe to the job. The pipe is also
-    # closed when this process is killed, so that the job ends, too.
+    # With the option -P, Python does not import modules from the caller's folder. The job runs in
+    # its own session, so Ctrl-C reaches only this process, which then closes the pipe to the job.
+    # If the starting process is killed, the system closes the pipe, so the job also ends.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],
         stdin=subprocess.PIPE,

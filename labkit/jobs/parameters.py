@@ -39,7 +39,8 @@ _LOGS = re.compile(r"\b(lk|labkit)\.log\(|\bimport log\b|\bglue\(")
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _NOT_FINITE = re.compile(r"[-+]?(inf|infinity|nan)", re.IGNORECASE)
 _CELL_MAGIC = re.compile(r"\s*%%(\w+).*\n?")
-_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose cells contain Python
+# Cells with the magics %%capture, %%prun and %%time contain Python.
+_TRANSPARENT = ("capture", "prun", "time")
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
@@ -63,7 +64,7 @@ class NotebookParameter:
         """The pydantic adapter of the declared type; raises InvalidInput for an unreadable type."""
         try:
             return TypeAdapter(annotation_types.read(self.annotation or "Any"), config=_CONFIG)
-        # NoType is a subclass of ValueError.
+        # The `except` clause includes NoType, which is a subclass of ValueError.
         except (PydanticUserError, TypeError, ValueError) as error:
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
@@ -106,7 +107,7 @@ class NotebookParameter:
                 same = self.source(converted) == python_source(checked)
                 if same and (strict or isinstance(value, str) or _equal(converted, value)):
                     return converted
-            except ValueError:  # pydantic's errors are ValueErrors
+            except ValueError:  # The errors of pydantic are subclasses of ValueError.
                 continue
         # The error message contains the declaration, which already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
@@ -133,7 +134,7 @@ def _validate(kind: TypeAdapter[JSON], value: object, strict: bool) -> JSON:
     return kind.validate_json(text, strict=strict)
 
 
-Known: TypeAlias = Mapping[str, NotebookParameter]  # the declared parameters by name
+Known: TypeAlias = Mapping[str, NotebookParameter]
 
 
 def declared(notebook: Path) -> dict[str, NotebookParameter]:
@@ -157,7 +158,7 @@ def declared(notebook: Path) -> dict[str, NotebookParameter]:
         known = parse(tagged[0].source) if tagged else {}
         return {name: replace(parameter, own=logs_itself) for name, parameter in known.items()}
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
-        # An error about nested brackets may have no text.
+        # The message of an error about too deeply nested brackets may be empty.
         reason = str(error) or type(error).__name__
         raise InvalidInput(f"the parameters cell of {notebook} is not Python: {reason}") from error
 
@@ -177,16 +178,17 @@ def parse(source: str) -> dict[str, NotebookParameter]:
         value = getattr(node, "value", None)
         if not (isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name)):
             continue
-        if value is None:  # an annotation without a value, such as `workers: int`
+        # An annotation without a value, such as `workers: int`, declares no parameter.
+        if value is None:
             continue
         annotation = _annotation(node) if isinstance(node, ast.AnnAssign) else "Final"
-        if annotation.split(".")[-1] == "Final":  # the type is derived from the default value
+        # For `Final` and for a missing annotation, the default value determines the type.
+        if annotation.split(".")[-1] == "Final":
             annotation = infer(
                 value, {name: parameter.annotation for name, parameter in parameters.items()}
             )
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
-        # A list that spans several lines is written on one line.
         text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)
         declaration = f"{text}  # {help}" if help else text
         default = _default(value)
@@ -195,7 +197,8 @@ def parse(source: str) -> dict[str, NotebookParameter]:
 
 
 def _annotation(node: ast.AnnAssign) -> str:
-    if isinstance(node.annotation, ast.Constant):  # an annotation in quotes: `workers: "int" = 2`
+    # An annotation may be in quotes, as in `workers: "int" = 2`.
+    if isinstance(node.annotation, ast.Constant):
         return str(node.annotation.value)
     return ast.unparse(node.annotation)
 
@@ -203,7 +206,7 @@ def _annotation(node: ast.AnnAssign) -> str:
 def _plain_python(source: str) -> str:
     """Return a cell as Python: magics and shell commands become calls of IPython functions."""
     while match := _CELL_MAGIC.match(source):
-        # A cell with a magic outside `_TRANSPARENT` contains another language, or runs in another
+        # A cell whose magic is not in `_TRANSPARENT` contains another language, or runs in another
         # process, so it sets no parameters.
         source = source[match.end() :] if match[1] in _TRANSPARENT else ""
     try:
@@ -242,8 +245,8 @@ def validate_values(
     """
     if declarations is None:
         declarations, raw_values = declared(notebook), raw_values or _injected_values(notebook)
-    # Python normalizes names, and some keyboards write an ö as two characters, so the given names
-    # are normalized, too.
+    # Python normalizes identifiers, and some keyboards write ö as two characters, so the code also
+    # normalizes the given names.
     raw_values = {unicodedata.normalize("NFKC", name): value for name, value in raw_values.items()}
     check_names(notebook, raw_values, declarations)
     values = {name: declarations[name].convert(value) for name, value in raw_values.items()}
@@ -338,9 +341,9 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
         for name, value in values.items()
         if name in Experiment.model_fields
     }
-    # Not all combinations are tested: each item is tested only with the first items of all other
-    # fields. A test of all combinations would create ten thousand experiments for a sweep of four
-    # lists of ten values.
+    # The check tests each item of a field only with the first items of all other fields, instead of
+    # all combinations. A test of all combinations would create ten thousand experiments for a sweep
+    # of four lists of ten values.
     first = {name: items[0] for name, items in fields.items() if items}
     for name, items in fields.items():
         for item in items:
@@ -357,7 +360,8 @@ def _is_list_field(field: str) -> bool:
     items = [
         typing.get_args(kind)[0] for kind in annotation_types if typing.get_origin(kind) is tuple
     ]
-    # Fields of type tuple[Any, ...] contain arrays, which a parameters cell cannot contain.
+    # Experiment fields of the type `tuple[Any, ...]` contain arrays, which a parameters cell cannot
+    # contain.
     return any(item is not typing.Any for item in items)
 
 
@@ -399,7 +403,7 @@ def value_of(text: JSON) -> JSON:
 def _readings(text: str) -> list[tuple[JSON, bool]]:
     """Return possible values of a text, best first; a flag asks for an exact match of the type."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
-    if text.startswith("("):  # the text is a tuple in Python syntax
+    if text.startswith("("):  # A text that begins with "(" may be a tuple in Python syntax.
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             readings.append((ast.literal_eval(text), True))
             return readings

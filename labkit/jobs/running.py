@@ -19,8 +19,8 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import folders, store
 
-# The function that `following` yields; the caller calls it with the folder of the runs as soon as
-# the folder is known.
+# The context manager `following` yields a `Follow` function, which its user calls as soon as the
+# runs' folder is known.
 Follow = Callable[[Path], None]
 
 
@@ -55,12 +55,14 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         text=True,
         start_new_session=True,
     )
-    assert process.stdin is not None  # for the type checker: Popen has created pipes
+    # The assertions tell the type checker that Popen has created pipes.
+    assert process.stdin is not None
     assert process.stdout is not None
     pipe = process.stdin
 
     def follow(folder: Path) -> None:
-        with suppress(BrokenPipeError):  # the export process has already printed why it ended
+        # If the pipe is broken, the export process has already printed why it ended.
+        with suppress(BrokenPipeError):
             print(json.dumps({"folder": str(folder), "root": str(root)}), file=pipe, flush=True)
 
     try:
@@ -70,7 +72,8 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         yield follow
     finally:
         with suppress(BrokenPipeError):
-            # The message "over" marks the end, because a forked process may keep the pipe open.
+            # The message "over" marks the end of the messages, because a forked process may keep
+            # the pipe open.
             print("over", file=pipe, flush=True)
         with suppress(BrokenPipeError):
             pipe.close()
@@ -83,7 +86,8 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
             process.stdout.close()
 
 
-PATIENCE = 80.0  # maximum seconds until processes end; cells may clean up for half of this time
+# Processes must end within `PATIENCE` seconds; cells may clean up for half of this time.
+PATIENCE = 80.0
 
 
 def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
@@ -105,8 +109,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         say(line)
 
     signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
-    # The jobs of sweeps are omitted, because a sweep would count a job as failed if this process
-    # sent a signal to the job.
+    # Jobs of stopped sweeps get no signal, because the sweep would count a job that receives a
+    # signal as failed.
     single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
     elements = queued(single_jobs, report)
     signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
@@ -141,8 +145,8 @@ def _signal_processes(
     for path in sorted(paths):
         process = folders.process(path)
         if process is None:
-            # If the recorded process does not run on this machine, `labkit ls` shows the state
-            # "interrupted".
+            # A record of a running job without a live process gets no message, because `labkit ls`
+            # shows the job as interrupted.
             if (record := _running_record(path / name)) and store.is_alive(record):
                 say(f"{path} {ELSEWHERE}")
             continue
@@ -150,7 +154,7 @@ def _signal_processes(
             continue
         try:
             psutil.Process(process["pid"]).send_signal(signal.SIGTERM)
-        except psutil.NoSuchProcess:  # the process has just ended
+        except psutil.NoSuchProcess:  # The process may end between the check and the signal.
             continue
         except psutil.AccessDenied:
             say(f"{path} is not stopped: this user has no right to end process {process['pid']}")

@@ -91,7 +91,8 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     kind = "list[str | dict]"
     declared = NotebookParameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
-    assert isinstance(chosen, list)  # for the type checker: the declared type is a list
+    # The assertion only informs the type checker that `chosen` is a list.
+    assert isinstance(chosen, list)
     # Experiments are created before the notebook file, so that an invalid strategy raises an error
     # before anything is written.
     for strategy in chosen:
@@ -111,7 +112,8 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     except FileExistsError:
         raise InvalidInput(f"{path} already exists; give another name") from None
     except OSError as error:
-        with suppress(OSError):  # on a read-only disk, there is no incomplete file to remove
+        # On a read-only disk, `unlink` may fail, but no incomplete file exists either.
+        with suppress(OSError):
             path.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
     return path

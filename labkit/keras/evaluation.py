@@ -24,8 +24,9 @@ from labkit.keras.whole_batch import WholeBatch
 from labkit.keras.whole_metrics import SeenByMetrics, WholeMetrics, adds_up, metrics_of
 
 _RESERVES: WeakKeyDictionary[Communicator, RecoveryBarrier] = WeakKeyDictionary()
-_FIT = inspect.unwrap(keras.Model.fit).__code__  # the method of Keras itself, not of a subclass
-# The model whose `fit` is in progress, for each communicator.
+# The constant _FIT is the code object of Keras's own method `fit`, not of a subclass's method.
+_FIT = inspect.unwrap(keras.Model.fit).__code__
+# The dict _FITTED maps each communicator to the model whose `fit` is in progress.
 _FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()
 
 
@@ -79,7 +80,8 @@ def _restart_after_failure(model: keras.Model, communicator: Communicator) -> No
     outdated = [exchange for exchange in exchanges if exchange.is_outdated]
     for exchange in outdated:
         exchange.reset(1.0)
-    if outdated:  # the compiled function still refers to deleted gradient buckets
+    # After a reset, the compiled training function still refers to deleted gradient buckets.
+    if outdated:
         hooks_of(model).discard_compiled()
         model.make_train_function()
 
@@ -135,12 +137,13 @@ def evaluate(
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
     if not any(ranks_with_data):
         raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
-    # Ranks without data have no built metrics, so they are in a separate communicator.
+    # Ranks without data have no built metrics, so `split` puts ranks without data into a separate
+    # communicator.
     evaluating_ranks = communicator.split(int(data is not None))
     result: dict[str, float] = {}
     if data is not None:
         hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
-        # During an evaluation inside a `fit`, `WholeBatch` and the metric hook replace the
+        # During an evaluation inside a `fit`, hooks for batches and metrics temporarily replace the
         # corresponding hooks of the `fit`.
         together = sharded and communicator.size > 1
         whole = WholeBatch(model, communicator, tests=together)

@@ -84,7 +84,7 @@ class LARS(keras.optimizers.Optimizer):
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(
             tf.convert_to_tensor(gradient), variable.dtype
-        )  # a gradient of sparse rows becomes dense
+        )  # The function `convert_to_tensor` makes a sparse gradient (IndexedSlices) dense.
         if not (self.exclude_1d and len(variable.shape) <= 1):
             decay = self.weight_decay or 0.0
             decay *= self._use_weight_decay(variable)

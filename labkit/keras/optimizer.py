@@ -26,8 +26,8 @@ Saveable: TypeAlias = (
     " | keras.optimizers.schedules.LearningRateSchedule"
 )
 
-# Names of attributes that Keras creates itself (for tracking or as a cache), or that are compared
-# by value (variables).
+# The pattern _TRACKING matches names of optimizer attributes that Keras creates itself, or that
+# labkit compares by value elsewhere.
 _TRACKING = re.compile(
     r"_self_.*|_lock|_tracker|_variables|_trainable_variables(_indices)?|_metrics|_dtype_policy"
     r"|_distribution_strategy|_exclude_from_weight_decay_cache|built|inner_optimizer"
@@ -81,11 +81,13 @@ def _copy(
                 "to a value that copy.deepcopy accepts"
             ) from error
     if (count := len(optimizer._variables)) < len(new._variables):
-        del new._variables[count:]  # deepcopy registers the variables in tracked lists twice
+        # The function `deepcopy` registers variables in Keras's tracked lists twice, so the
+        # duplicates are deleted.
+        del new._variables[count:]
     new._tracker.stored_ids["variables"] = set(map(id, new._variables))
     vars(new).pop(
         "_all_reduce_sum_gradients", None
-    )  # the copied function calls the original optimizer's method
+    )  # The copied attribute is a function that would call the original optimizer's method.
     return without_replica_sum(new)
 
 
@@ -210,7 +212,8 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
         )
         return value.__code__ == other.__code__ and _same(contents, other_contents, known)
     equal = bool(value == other)
-    # By default, == compares only identities, so the attributes are compared.
+    # By default, the operator == compares only the identities of Python objects, so the objects'
+    # attributes are compared too.
     if not equal and hasattr(value, "__dict__"):
         return _same(vars(value), vars(other), known)
     return equal
@@ -300,8 +303,9 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # The plain optimizer gets a LossScaleOptimizer before it is distributed. If compile() added
-        # the LossScaleOptimizer, Keras would not call the distributed optimizer after an overflow.
+        # With mixed_float16, a LossScaleOptimizer wraps the user's optimizer before the optimizer
+        # is distributed over ranks. If `compile` added a LossScaleOptimizer around the distributed
+        # optimizer, Keras would not call the distributed optimizer after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
     # If the optimizer is already distributed, its plain class is used, because gradients must be
@@ -309,8 +313,8 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
     if "exchange" in vars(kind):
         kind = kind.__mro__[1]
 
-    # Keras saves the plain optimizer under its registered name, which includes the package; the new
-    # class has the same name.
+    # The distributed class takes over the registered name of the plain class, under which Keras
+    # saves the optimizer.
     name = keras.saving.get_registered_name(kind)
     members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
     distributed = view_of(plain, type(name, (kind,), members))
@@ -339,14 +343,15 @@ def _members(
             mean_gradients = weight_by_rows(self.exchange.communicator, grads, row_count)
         else:
             mean_gradients = self.exchange.mean(list(grads), row_count, names, scale)
-        if self.loss_scale_factor is not None:  # Keras cannot apply the loss scale to IndexedSlices
+        # Keras cannot apply the loss scale to sparse gradients (IndexedSlices).
+        if self.loss_scale_factor is not None:
             mean_gradients = [
                 gradient if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient in mean_gradients
             ]
         if not self.exchange.may_skip:
-            # If ranks may fail, the weights and the step counter must change together or not at
-            # all.
+            # If ranks may fail, the update waits for all mean gradients, because weights and step
+            # counter must change together or not.
             dependencies = mean_gradients if self.exchange.communicator.outlives else []
             with tf.control_dependencies(
                 [gradient for gradient in dependencies if gradient is not None]

@@ -19,8 +19,8 @@ from labkit.keras.lars import LARS
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# Callback methods that all ranks call in the same order. Each has a phrase for messages, which says
-# when Keras calls the method.
+# The keys of _POINTS are callback methods that all ranks call in the same order. The values of
+# _POINTS are phrases for messages, which say when Keras calls the callback method.
 _POINTS = {
     "on_train_begin": "at the start of training",
     "on_epoch_begin": "at the start of epoch {}",
@@ -29,7 +29,7 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-# Variables with the name in `_SEED` are excluded from comparisons, because each rank draws
+# Variables named `seed_generator_state` are excluded from comparisons, because each rank draws
 # different random numbers.
 _SEED = "seed_generator_state"
 
@@ -71,8 +71,8 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # A scalar that differs, such as the learning rate, is named first, because it is the more
-        # likely cause.
+        # If a scalar such as the learning rate differs, the error names the scalar first, because
+        # it is the more likely cause.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -100,8 +100,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The class's method is wrapped, because the method of a History object from an earlier
-            # `fit` is already wrapped.
+            # The code wraps the class's method, because an earlier `fit` has already wrapped the
+            # methods of a reused History object.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -140,10 +140,12 @@ class ReplicaConsistency:
         number = hashlib.blake2b(repr(compared).encode(), digest_size=6).digest()
         call = f"the comparison of replicas {moment}"
         for optimizer in distributed_optimizers(self._model):
-            optimizer.exchange.service.settle()  # one thread at a time may call MPI
+            # Only one thread at a time may call MPI, so `settle` waits until the gradient exchange
+            # thread is idle.
+            optimizer.exchange.service.settle()
         numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
-        # The entry on the communicator's status board states that the comparison is over. Without
-        # the entry, other ranks would report that this rank waits in the comparison.
+        # Without an entry on the status board, other ranks would report that this rank still waits
+        # in the comparison of replicas.
         self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
@@ -215,7 +217,8 @@ class ReplicaConsistency:
 
     def _state(self) -> ReplicaState:
         layers = self._model._flatten_layers()
-        # `weights` includes the weights of frozen layers, which Keras does not list as trainable.
+        # The list `weights` includes the weights of frozen layers, which Keras does not list as
+        # trainable.
         weights = [v for layer in layers for v in layer._trainable_variables]
         shared = [*weights, *self._optimizer_variables]
         known = {id(variable) for variable in shared}
@@ -291,8 +294,8 @@ def _checksum(variable: keras.Variable) -> int:
     return zlib.crc32(variable.numpy().tobytes())
 
 
-# Optimizers whose update of a word's embedding depends only on the sum of all gradients of the
-# word.
+# For the optimizers in _ADDING, the update of a word's embedding depends only on the sum of the
+# word's gradients.
 _ADDING = (keras.optimizers.SGD, keras.optimizers.Lion, LARS)
 
 
@@ -343,14 +346,14 @@ def embedding_difference(model: keras.Model) -> str | None:
     )
     if (
         adds and not clips
-        # With accumulation, gradients are dense, so plain Keras also sums the gradient rows of a
-        # word.
+        # With gradient accumulation, embedding gradients are dense, so plain Keras also sums the
+        # gradients of a word that occurs repeatedly.
     ) or optimizer.gradient_accumulation_steps:
         return None
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            # A regularizer makes gradients dense, so plain Keras also sums the gradient rows of a
-            # word.
+            # A regularizer makes embedding gradients dense, so plain Keras also sums the gradients
+            # of a word that occurs repeatedly.
             if layer.embeddings_regularizer is not None:
                 continue
             return (

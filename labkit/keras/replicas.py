@@ -104,14 +104,14 @@ class Synchronize(keras.callbacks.Callback):
             if isinstance(getattr(model, "history", None), keras.callbacks.History):
                 self._consistency.attach_to_history(
                     model.history
-                )  # without a History, replicas are compared after step 1 only
+                )  # Without Keras's History callback, labkit compares replicas only after step 1.
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Copy the weights of rank 0 to all ranks as soon as all weights exist."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
-            # Existing weights are made equal before the first batch creates the others, so that
-            # replicas can already be compared.
+            # Labkit makes existing weights equal before the first batch creates the remaining
+            # weights, so that replicas can already be compared.
             broadcast(self.model.variables, self.communicator)
             self._record_state()
             self.model.train_function = _FirstBatch(self)
@@ -216,7 +216,8 @@ class _FirstBatch:
         # Tracing the step creates all weights without training, even if the model has no `call`.
         step = tf.function(model.train_step, autograph=False)
         step.get_concrete_function(batches.element_spec)
-        self._synchronize.put_hooks(model)  # the tracing may create layers that need hooks
+        # Tracing the training step may create layers, and new layers need hooks too.
+        self._synchronize.put_hooks(model)
         self._synchronize.begin()
         model.make_train_function()
         logs: Logs = model.train_function(batches)
@@ -302,7 +303,8 @@ class CountRows(Hook):
         """Run a training step; a sample of zeros with weight 0 replaces an empty batch."""
         if distributed_optimizers(self.model)[0].exchange.communicator.size > 1:
             check_fixed_batch(self.model, rows)
-        # Initializers also draw random numbers, but only those of rank 0 are used.
+        # Weight initializers also draw random numbers, but all ranks use only the weights of rank
+        # 0.
         makes_weights = _lacks_weights(self.model)
         if tf.get_static_value(rows):
             logs = inner(data)
@@ -310,7 +312,8 @@ class CountRows(Hook):
             logs = ignore_empty_batch(self.model, inner, data, rows)
         is_first = tf.inside_function() and not (makes_weights or self.traces)
         if self.naming is not None and is_first:
-            # A non-empty `traces` prevents a second warning, as steps are traced more than once.
+            # TensorFlow may trace a step more than once, so a non-empty list `traces` prevents a
+            # second warning.
             self.traces.append(True)
             _print_differences(self.model, self.naming, tf.compat.v1.get_default_graph())
         return logs
@@ -340,7 +343,9 @@ class GlobalMetrics(Hook):
         if tf.inside_function():
             return inner()
         for optimizer in distributed_optimizers(self.model):
-            optimizer.exchange.service.settle()  # only one thread at a time may call MPI
+            # Only one thread at a time may call MPI, so `settle` waits until the gradient exchange
+            # thread is idle.
+            optimizer.exchange.service.settle()
         stops = ", because a callback has set stop_training" if self.model.stop_training else ""
         self.communicator.wait_policy.name_call("the end of an epoch's steps", detail=stops)
         self.communicator.wait_policy.allgather_scalar()
@@ -372,7 +377,7 @@ class GlobalMetrics(Hook):
         """Wait for all ranks before a nested `fit` in a callback, which exchanges gradients too."""
         if is_inside_fit(self.communicator):
             self.communicator.barrier("model.fit inside a callback, which every rank must call")
-        else:  # the `fit` that installed the hook failed
+        else:  # A hook that exists outside a `fit` remains from a `fit` that failed.
             hooks_of(self.model).clear()
         return inner(*arguments, **keywords)
 

@@ -14,8 +14,9 @@ import labkit.models.unshared  # noqa: F401  registers a layer that files may co
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 
-LETTERS = 200  # maximum number of characters that an error quotes from Keras's message
-# Types of exceptions that Keras raises if a file is damaged or forged.
+LETTERS = 200  # An error message quotes at most LETTERS characters of Keras's own message.
+# The tuple _ODD contains the exception types that Keras raises if a model file is damaged or
+# forged.
 _ODD = (
     *(ArithmeticError, AttributeError, BadZipFile, LookupError, OSError, RuntimeError),
     *(TypeError, ValueError),

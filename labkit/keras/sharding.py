@@ -17,12 +17,16 @@ from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Rows, hooks_of, optimizers, rows_of
 from labkit.keras.whole_batch import print_on_first_rank
 
-# For each component of a batch (x, y, …), the signature lists a pair (projection, norm) per tensor.
+# A batch's signature (checksum) lists, for each component (x, y, …), one pair (projection, norm)
+# per tensor.
 Signature = list[list[tuple[float, float]]]
-KEPT = 16  # maximum number of stored batch signatures; the oldest are removed
-TOLERANCE = 1e-4  # tolerance relative to the norm, because processors round differently
+KEPT = 16  # A rank stores at most KEPT signatures (checksums) of batches, and removes the oldest.
+# Checksums of equal batches may differ by TOLERANCE times the norm, because processors round
+# differently.
+TOLERANCE = 1e-4
 
-ENDLESS: WeakSet[Communicator] = WeakSet()  # communicators whose ranks shard an infinite dataset
+# The set ENDLESS contains the communicators whose ranks divide an infinite dataset.
+ENDLESS: WeakSet[Communicator] = WeakSet()
 
 
 class _Passes:
@@ -95,14 +99,16 @@ class EqualBatches(keras.callbacks.Callback):
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
-                exchange.service.settle()  # only one thread at a time may call MPI
+                # Only one thread at a time may call MPI, so `settle` waits until the gradient
+                # exchange thread is idle.
+                exchange.service.settle()
         signatures_of_rank = dict(_passes(self.communicator).signatures)
         first, *others = self.communicator.allgather(
             signatures_of_rank, "the comparison of batches"
         )
         for rank, signatures in enumerate(others, start=1):
-            # The comparison uses only passes that both ranks have recorded, because one rank may
-            # prefetch batches or read them from a cache.
+            # The code compares only passes over a dataset that both ranks recorded, because a rank
+            # may prefetch or cache batches.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
 
@@ -235,11 +241,14 @@ def part_of(
         watch: Traceable function that is called with (batch number, batch) for each global batch;
             None if no function is called.
     """
-    # Boundaries are computed as in `common.rows.cut`, so that the boundaries of all ranks agree.
+    # The boundaries between the ranks' samples follow the formula of `common.rows.cut`, so that all
+    # ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
-        if isinstance(rows, int):  # a static number of samples gives static boundaries
+        # If TensorFlow knows the number of samples when it traces, the boundaries are Python
+        # integers.
+        if isinstance(rows, int):
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int32)
 
@@ -256,7 +265,7 @@ def part_of(
         return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
 
     def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
-        # A tuple is unpacked into its items, as `Dataset.map` does.
+        # A batch that is a tuple is unpacked into its items, as in `tf.data.Dataset.map`.
         parts = batch if type(batch) is tuple else (batch,)
         watch(index, parts)
         return cut(*parts)
@@ -271,7 +280,9 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
         InvalidInput: A stateful layer has states for another number of samples than this rank's
             batches contain.
     """
-    shapes = []  # shapes of layer states; empty for models that accept any batch size
+    # The list `shapes` contains the shapes of layer states, and is empty if the model accepts any
+    # batch size.
+    shapes = []
     for layer in model._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False):
             shapes += [state.shape for state in keras.tree.flatten(layer.states or [])]
@@ -323,7 +334,8 @@ def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
 
 
 def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
-    if leaf is None:  # a leaf may be None, as y in an element (x, None)
+    # A leaf of a dataset element may be None, for example y in the element (x, None).
+    if leaf is None:
         return None
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[first:last]

@@ -38,9 +38,11 @@ class ReplicaSums:
 
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
         self._model, self._communicator = model, communicator
-        self._last: tf.Tensor | None = None  # result of the sum that was traced last
-        self._number = 0  # number of collective calls in the traced step
-        # Variables that were updated since the last collective call.
+        # The attribute `_last` is a result of the most recently traced collective call.
+        self._last: tf.Tensor | None = None
+        self._number = 0  # The attribute `_number` counts the collective calls in the traced step.
+        # The list `_updated` contains the variables that were updated since the last collective
+        # call.
         self._updated: list[keras.Variable] = []
         self._gathered: dict[
             int, tuple[tf.Tensor, tf.Tensor]
@@ -136,21 +138,23 @@ class ReplicaSums:
 
         def call_in_order(*local: np.ndarray) -> list[np.ndarray]:
             for optimizer in distributed_optimizers(self._model):
-                optimizer.exchange.service.settle()  # only one thread at a time may call MPI
+                # Only one thread at a time may call MPI, so `settle` waits until the gradient
+                # exchange thread is idle.
+                optimizer.exchange.service.settle()
             # Busy waiting does not delay the step, because the step waits for the collective call
             # anyway.
             self._communicator.wait_policy.polite = False
             return collective(call, *local)
 
-        # All earlier updates of variables in this step must precede the collective call, wherever
-        # the updates were traced.
+        # The collective call waits for all earlier variable updates of the step, wherever the
+        # updates were traced.
         updates = [tf.convert_to_tensor(tensor) for tensor in self._updated]
         with tf.control_dependencies([*self.dependencies(), *updates]):
             types = [tensor.dtype for tensor in like or values]
             result = tf.numpy_function(call_in_order, values, types)
         results = (
             [result] if tf.is_tensor(result) else list(result)
-        )  # in eager mode, a single result is not in a list
+        )  # In eager mode, `tf.numpy_function` returns a single result without a list.
         self._last, self._updated = results[0], []
         return results
 
@@ -271,7 +275,9 @@ class WholeBatch(Hook):
         finally:
             compiled.metrics[:] = loss_metrics
         for name in {divisor.name for divisor in divisors if divisor.of_batch} - self.sums.named:
-            self.sums.named.add(name)  # TensorFlow may trace a step again; warn only once per loss
+            # TensorFlow may trace a step again, so the set `named` limits the warnings to one per
+            # loss.
+            self.sums.named.add(name)
             text = (
                 f"loss {name!r} is defined only for a whole batch; the losses of the ranks' parts "
                 "are averaged, weighted by rows"
@@ -298,7 +304,8 @@ class WholeBatch(Hook):
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return this rank's fraction of the samples, and the factors that scale its losses."""
         local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
-        has_rows = tf.cast(rows > 0, tf.float64)  # 0 for an empty batch
+        # The factor `has_rows` is 0 for an empty batch, and otherwise 1.
+        has_rows = tf.cast(rows > 0, tf.float64)
         values = tf.stack([rows, *local_divisors]) * has_rows
         whole = self.sums.total(values, "the rows and divisors of the loss")
         share = tf.math.divide_no_nan(rows, whole[0])
@@ -338,7 +345,7 @@ class WholeBatch(Hook):
         number = self.sums.total(
             tf.reduce_sum(weights, axes), "the number of samples of a normalization"
         )
-        # Keras also adds epsilon to the divisor if there is a mask.
+        # Like Keras, the code adds epsilon to the divisor of the mean if the input has a mask.
         number += 0.0 if mask is None else keras.config.epsilon()
         center = mean(inputs, "the mean of a normalization")
         return center, mean(tf.square(inputs - center), "the variance of a normalization")

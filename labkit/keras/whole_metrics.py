@@ -19,8 +19,8 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 from labkit.keras.whole_batch import ReplicaSums, WholeBatch
 from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
-# One recorded update: the metric's number, the positional and keyword arguments, and a dict from
-# tensor number to mask.
+# The type `Seen` records a metric update: the metric's number, positional and keyword arguments,
+# and a dict from tensor number to mask.
 Seen: TypeAlias = "tuple[int, tuple[tuple[Any, ...], dict[str, Any]], dict[int, np.ndarray]]"
 
 
@@ -127,7 +127,8 @@ class WholeMetrics(_Updates):
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:
         sums = self.sums
-        # A custom step may return a metric's variable instead of its value.
+        # A custom training or test step may return a metric's variable instead of the metric's
+        # value.
         logs = {
             name: value.value if isinstance(value, keras.Variable) else value
             for name, value in logs.items()

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-# Nested structures that `keras.tree` can traverse.
+# The type `Nest` is a nested structure of tensors that `keras.tree` can traverse.
 Nest: TypeAlias = "tf.Tensor | Sequence[Nest] | Mapping[str, Nest] | None"
 
-# Activations that act on each unit separately, so a rank can apply them to its subset of the units.
+# The tuple ELEMENTWISE lists activations that act on each unit separately, so a rank can apply them
+# to some of the units.
 ELEMENTWISE = (
     *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
     *("tanh", "sigmoid", "hard_sigmoid", "hard_silu", "softplus", "softsign", "exponential"),
@@ -42,7 +43,7 @@ def functional_of(model: keras.Model) -> Functional:
 
 def nodes_of(functional: Functional) -> list[Node]:
     """Return the calls of the model's layers in topological order."""
-    # Keras counts depth from the outputs, so the deepest nodes come first.
+    # Keras counts a node's depth from the model's outputs, so the deepest nodes come first.
     depths = sorted(functional._nodes_by_depth, reverse=True)
     return [node for depth in depths for node in functional._nodes_by_depth[depth]]
 

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
 
 Counts: TypeAlias = "npt.NDArray[np.float64] | None"
-Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights, and `Counts` for each loss
-# A function of a loss, targets, predictions and sample weights that returns a scalar.
+# The type `Weighted` is a pair: sample weights, and a `Counts` array with one weight per loss.
+Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"
+# The type `LossCall` is a function of a loss, targets, predictions and sample weights that returns
+# a scalar.
 LossCall: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
 _MEANS = ("sum_over_batch_size", "mean")
-_OF_BATCH = (keras.losses.Circle,)  # a sample's loss depends on pairs of samples in the batch
+# In a Circle loss, the value of a sample depends on pairs of samples in the batch.
+_OF_BATCH = (keras.losses.Circle,)
 
 
 class LossTargets(NamedTuple):
@@ -75,9 +78,11 @@ class Losses:
         loss = model._compile_loss
         kind, weights = type(loss), loss._user_loss_weights
         self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
-        # Whether parts are weighted by row count; None before batch 1.
+        # The attribute `_by_rows` states whether row counts determine the weights of batch parts;
+        # before the first batch, it is None.
         self._by_rows: bool | None = None
-        self._sums: list[bool] = []  # for each loss, whether it is a sum without a divisor
+        # For each loss, the list `_sums` states whether the loss is a sum without a divisor.
+        self._sums: list[bool] = []
         self._masking = None if self._single_part else _masking(self._graph)
 
     def __call__(self, y: Nest, predicted: Nest, weight: Weighted) -> tf.Tensor:
@@ -158,7 +163,8 @@ class Losses:
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
-            compiled.metrics[:] = [None] * len(compiled.metrics)  # prevents metric updates by Keras
+            # The entries None prevent Keras from updating the metrics of the losses.
+            compiled.metrics[:] = [None] * len(compiled.metrics)
         return with_loss_function(compiled, each, lambda: compiled(y, predicted, samples))
 
 
@@ -186,7 +192,9 @@ def with_loss_function(
 
 def build_losses(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
     """Trace the Keras loss once, so that it assigns outputs to losses without updating metrics."""
-    if not compiled.built:  # a real call, unlike tracing, would update the metrics
+    # The code traces the loss instead of calling it, because a real call would update Keras
+    # metrics.
+    if not compiled.built:
         tf.function(call, autograph=False).get_concrete_function()
 
 
@@ -194,7 +202,7 @@ class WholeLosses:
     """The mean loss over batches whose rows are divided among several ranks."""
 
     def __init__(self) -> None:
-        # For each batch number, an array of the number of rows, followed by the numerator and the
+        # The dict `_parts` maps a batch number to an array: the row count, then the numerator and
         # divisor of each loss.
         self._parts: dict[int, np.ndarray] = {}
         self._weights: list[float] = []

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import keras
 
-Bytes: TypeAlias = dict[str, int | None]  # from kind of tensor to bytes; None if unknown
+# The type `Bytes` maps a kind of tensor to its bytes, or to None if the number of bytes is unknown.
+Bytes: TypeAlias = dict[str, int | None]
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -115,7 +116,7 @@ def by_kind(
 
 def _takes_one_tensor(model: keras.Model) -> bool:
     """Return whether a model has one numeric input, with a shape known except for the row count."""
-    # A `keras.Sequential` model has no graph (None) before it is built.
+    # The attribute `_functional` of a `keras.Sequential` model is None before the model is built.
     graph = getattr(model, "_functional", model)
     inputs = getattr(graph, "inputs", None) or []
     nested = isinstance(getattr(graph, "_inputs_struct", None), dict | list | tuple)

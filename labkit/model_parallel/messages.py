@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Way: TypeAlias = Literal["forward", "backward"]
 Batch: TypeAlias = npt.NDArray[Any]  # axis 0: rows
-# The return type of functions for `tf.custom_gradient`: the result and the gradient function.
+# The type `WithGradient` is the return type of functions for `tf.custom_gradient`: the result and
+# the gradient function.
 WithGradient: TypeAlias = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
 
 
@@ -236,7 +237,9 @@ class Border:
         self.come = _places(crossing.source[come], crossing.box[come], read)
         # A machine sends no message for values that it both owns and reads.
         local = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
-        local = np.maximum(local, local[:, :1])  # if nothing is read, the index range is empty
+        # If a machine owns none of the values that it reads, the index range becomes empty instead
+        # of negative.
+        local = np.maximum(local, local[:, :1])
         self._local_source, self._local_target = _place(local, held), _place(local, read)
 
     def inside(self, x: Batch) -> Batch:

@@ -244,7 +244,8 @@ class Heads(LayerSlice):
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
         """Return each weight except the output bias, paired with the whole layer's weight."""
-        # The output bias is the last weight, and `zip` omits it, because the slice has no bias.
+        # The function `zip` omits the layer's last weight, the output bias, because the slice has
+        # no bias.
         pairs = zip(layer.weights, self.inner.weights, strict=False)
         return [
             WeightShard(whole, local, self._place(whole.shape, local.shape))
@@ -253,7 +254,8 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        # `width` is greater than 1 only for the queries in grouped-query attention.
+        # For queries in grouped-query attention, `width` is the number of query heads per key-value
+        # head; otherwise, `width` is 1.
         width = whole[axis] // self.heads
         return (
             *[slice(None)] * axis,
@@ -332,7 +334,8 @@ def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> 
     local = link.local_range(classes)
     target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - local.start
     highest = tf.reduce_max(tf.stop_gradient(scores), axis=-1, keepdims=True)
-    # `join` gathers one value (the maximum score) per slice, as if the layer had `size` units.
+    # The method `join` gathers the maximum score of each slice, as if the layer had one unit per
+    # slice.
     most = tf.reduce_max(tf.stop_gradient(link.join(highest, link.size)), axis=-1)
     total = link.total(tf.reduce_sum(tf.exp(scores - most[..., None]), axis=-1))
     # If the target class belongs to another slice, its one-hot row contains only zeros.

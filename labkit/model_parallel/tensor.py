@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from keras.src.ops.node import Node
 
 
-# For each layer class, the class of its slices. To divide another layer class, define its slice
-# class and add the slice class to `SLICES`.
+# The dict SLICES maps each layer class to the class of its slices. To divide another layer class,
+# define its slice class and add the slice class to `SLICES`.
 SLICES = {kind: slices for slices in (ColumnParallel, Words, Heads) for kind in slices.cuts}
 _LINEAR = tuple(ColumnParallel.cuts)
 _BETWEEN = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
@@ -95,7 +95,8 @@ class LayerGraph:
         at = layer
         while self._is_unitwise(at, type(layer)):
             reader = self._reader(at)
-            if reader is None:  # all units are needed, unless exactly one layer reads them
+            # Slices of a layer's output suffice only if exactly one layer reads the output.
+            if reader is None:
                 return []
             if isinstance(reader, _LINEAR):
                 same = type(reader) is type(layer) and not self._obstacle(reader)
@@ -226,7 +227,9 @@ class Sliced(Share):
             require_divisible([model], communicator.size)
         self._algorithm = algorithm
         self.link: Link | None = None
-        self._scores = 0  # number of scores in all slices; 0 if scores are gathered
+        # The attribute `_scores` is the number of class scores in all slices, or 0 if the ranks
+        # gather the scores.
+        self._scores = 0
         # `_slices` maps a layer name to the pair of the whole layer and its slice.
         self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}
         graph = LayerGraph(functional)
@@ -273,7 +276,8 @@ class Sliced(Share):
 
     def _slice(self, graph: LayerGraph, cut_scores: bool) -> None:
         for layer in graph.layers:
-            if layer.name in self._slices:  # already divided together with an earlier layer
+            # The layer is already divided together with an earlier layer.
+            if layer.name in self._slices:
                 continue
             why = graph.indivisible_reason(layer, self.communicator.size)
             self._rows[layer.name] = (layer, "whole", why)

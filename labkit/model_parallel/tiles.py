@@ -115,7 +115,8 @@ def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
     operations = [node.operation for node in nodes]
     distinct = len({id(operation) for operation in operations}) == len(operations)
-    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # whether the model has no branches
+    # The variable `row` is true if the model has no branches.
+    row = nodes and len(graph._nodes_by_depth) == len(nodes)
     if not row or not distinct or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
         raise InvalidInput(
             "a grid of machines needs a chain of layers, each called once; give a "
@@ -173,7 +174,9 @@ class GridMachine:
         self.planes = planes_of([self._input, *self.pieces])
         self.dtype = tf.as_dtype(model.compute_dtype)
         self.held = [owned_boxes(plane, grid)[number] for plane in self.planes]
-        self.read = [  # index ranges of the previous layer's outputs that each layer reads
+        # For each layer, the list `read` contains the index ranges of the previous layer's outputs
+        # that the layer reads.
+        self.read = [
             input_boxes(plane, before.shape, grid)[number]
             for before, plane in pairwise(self.planes)
         ]
@@ -284,11 +287,12 @@ class Tiles(GridMachine):
         validate_grid(grid, communicator.size, planes_of(cut(model)))
         super().__init__(model, grid, communicator.rank)
         self.inputs, self.outputs = model.inputs, model.outputs
-        self.losses: list[tf.Tensor] = []  # empty, because layers that add losses cannot be divided
+        # The list `losses` stays empty, because layers that add losses cannot be divided.
+        self.losses: list[tf.Tensor] = []
         self._scores = model.output_shape[1:] if communicator.rank == 0 else None
         self.halos = [
             Halo(communicator, border, number) for number, border in enumerate(self.borders, 1)
-        ][1:]  # the first layer reads the input, which every machine has
+        ][1:]  # The first layer needs no halo exchange, because every machine has the whole input.
         self.links = [
             Link(communicator, algorithm, number) for number in range(len(self.local_layers))
         ]
@@ -348,8 +352,8 @@ class Tiles(GridMachine):
 def _apply_layer(layer: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     if type(layer) is not keras.layers.Conv2D:
         return layer(x)
-    # All machines use the same kernel, so the gradient of the operation `spread` sums the gradients
-    # of all machines.
+    # All machines use the same convolution kernel, so the gradient of the operation `spread` sums
+    # the gradients of all machines.
     shared = [link.spread(tf.identity(v.value)) for v in layer.trainable_variables]
     y, _ = layer.stateless_call(shared, layer.non_trainable_variables, x)
     return y
@@ -399,8 +403,8 @@ class GridPart(Share):
         outputs = self.model(x)
         if self.first:
             return losses(y, outputs, weight)
-        # On the other machines, the outputs are empty and sum to 0; the gradient of the outputs
-        # comes from machine 0.
+        # Machines other than machine 0 have empty outputs, whose sum is 0; the gradient of the
+        # outputs comes from machine 0.
         return tf.reduce_sum(outputs)
 
     def meters(self) -> list[Meter]:
@@ -430,7 +434,7 @@ class GridPart(Share):
             row["weights_bytes"] = weights([layer])["weights"]
             row["whole_weights_bytes"] = weights([piece.layer])["weights"]
             row["kernels_bytes"] = link.payload["backward"] / steps
-        rows[-1]["kernels_bytes"] = 0.0  # the loss has no weights
+        rows[-1]["kernels_bytes"] = 0.0  # The last row describes the loss, which has no weights.
         return rows
 
 

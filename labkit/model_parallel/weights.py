@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# An index expression for a part of a whole weight.
+# The type `Place` is an index expression that selects a part of a whole weight.
 Place: TypeAlias = tuple[slice | EllipsisType, ...]
 
 
@@ -97,8 +97,8 @@ class Share:
         """
         if self._released and not look:
             return
-        # Between two training steps, a callback may set a weight of the whole model that was freed.
-        # Training must continue with the weight value that a callback has set.
+        # Between two training steps, a callback may set a freed weight of the whole model. Training
+        # must continue with the weight value that a callback has set.
         for pair in self.pairs():
             if has_value(pair.whole):
                 pair.copy_from_whole()
@@ -108,7 +108,9 @@ class Share:
     def collect(self) -> None:
         """Update the whole model's weights on all ranks of the replica (collective call)."""
         if self._released:
-            self.release()  # `release` also copies weights that were set after they were freed
+            # The method `release` also copies whole weights that were set after they had been
+            # freed.
+            self.release()
         for whole, local, place in self.pairs():
             values = local.numpy()
             value = np.empty(whole.shape, values.dtype)
@@ -187,14 +189,17 @@ def free(variable: keras.Variable) -> None:
 
     After `free`, no computation may use the variable until it is set again.
     """
-    variable.value._validate_shape = False  # lets TensorFlow accept values of other shapes
+    # With `_validate_shape` set to False, TensorFlow accepts values of other shapes for the
+    # variable.
+    variable.value._validate_shape = False
     put(variable, tf.zeros([0], variable.dtype))
 
 
 def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
     """Set a variable to a value of any shape; references to the variable remain valid."""
     value = tf.convert_to_tensor(value, variable.dtype)
-    # `assign` would reject a value whose shape differs from the variable's original shape.
+    # The method `assign` would reject a value whose shape differs from the variable's original
+    # shape.
     tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import keras
 
 
-# `APPLICATIONS` lists the names, so that the notebook's kernel can check a name without importing
-# TensorFlow.
+# The tuple APPLICATIONS lists the names of architectures, so that the notebook's kernel can check a
+# name without importing TensorFlow.
 APPLICATIONS = (
     *(f"convnext_{size}" for size in ("base", "large", "small", "tiny", "xlarge")),
     *(f"densenet{layers}" for layers in (121, 169, 201)),
@@ -167,8 +167,7 @@ def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> lis
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:
-        # If the options class of a model overrides the method `hidden`, a grid can divide the
-        # model.
+        # A grid of machines can divide a model whose options class overrides the method `hidden`.
         allowed = [
             model
             for model, spec in MODELS.items()

@@ -240,8 +240,8 @@ class LocallyConnectedOptions(ModelOptions):
         """The minimum height and width of an image, in pixels, so that all layers have outputs."""
         size = 1
         for _ in self.filters:
-            # The loop starts with one output position of the last layer, and computes the input
-            # size of each layer, back to the first layer.
+            # The loop computes the input size of each layer, from one output position of the last
+            # layer back to the first layer.
             size = (size - 1) * self.stride + self.kernel
         return size
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch; its length is unknown (None)
+# The first axis of a `Shape` is the batch, whose length is unknown (None).
+Shape: TypeAlias = tuple[int, ...]
 
 
 @keras.saving.register_keras_serializable(package="labkit")
@@ -72,8 +73,8 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # `limit` uses the number of inputs of one position, whereas Keras's initializer would count
-        # the inputs of all positions.
+        # The bound `limit` depends on the inputs of one output position; Keras's initializer would
+        # count the inputs of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
             shape=(rows, columns, inputs, filters),

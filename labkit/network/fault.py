@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.validated import Checked
 
-# For each kind of fault, the fields that apply to it, with their defaults.
+# The dict KINDS maps each kind of fault to the fields that apply to it, with their default values.
 KINDS: dict[str, dict[str, Any]] = {
     "kill": {},
     "pause": {"seconds": 1.0},

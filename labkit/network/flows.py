@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Booleans, Integers
 
-FREE = -1  # turn number of a flow that never waits for other flows
+FREE = -1  # A flow (message transfer) with the turn number FREE never waits for other flows.
 NO_NUMBERS: Integers = np.empty(0, np.int64)
 NO_TIMES: Seconds = np.empty(0)
-SAME_TIME = 1e-12  # relative rounding error; flow ends that differ by less are equal
+# The constant SAME_TIME is a relative rounding error; flow ends that differ by less count as equal.
+SAME_TIME = 1e-12
 
 
 class Segment(NamedTuple):
@@ -66,7 +67,8 @@ class Flows:
         self.turn: Integers = np.empty(0, np.int64)
         self.remaining: Seconds = np.empty(0)
         self.rate: Seconds | None = None
-        self._wait: Seconds | None = None  # seconds until each flow ends
+        # The array `_wait` contains the seconds until each flow ends.
+        self._wait: Seconds | None = None
         self.segments: list[Segment] = []
         self._bandwidth, self._log = bandwidth, log
 
@@ -114,7 +116,8 @@ class Flows:
             self._select(stay)
         if self.now < until < np.inf:
             self._advance(until - self.now)
-            self.now = until  # sets `now` without a rounding error
+            # The assignment removes the rounding error of the addition in `_advance`.
+            self.now = until
         return numbers, times
 
     def _select(self, stay: Booleans) -> None:
@@ -214,7 +217,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     if len(way) == 1:
         alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
         return alone
-    # The index -1 is replaced by the number of an additional link with infinite bandwidth.
+    # The index -1, which pads short routes, is replaced by the number of an additional link with
+    # infinite bandwidth.
     way = np.where(way < 0, links, way)
     capacity = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))
@@ -229,7 +233,9 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         if count[:links].max(initial=0) <= 1 or lowest.min() == lowest.max():
             rate[rising] = lowest
             break
-        along = np.full(links + 1, np.inf)  # lowest fill rate on the routes of each link's flows
+        # For each link, the array `along` contains the lowest fill rate on the routes of the link's
+        # flows.
+        along = np.full(links + 1, np.inf)
         np.minimum.at(along, crossed.ravel(), np.repeat(lowest, crossed.shape[1]))
         full = (along[crossed] >= share[crossed]).any(axis=1)
         rate[rising[full]] = lowest[full]

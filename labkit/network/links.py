@@ -130,8 +130,8 @@ class Uncontended(Links):
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         super().__init__(network, size, switches)
-        # Routes are padded with the link number -1, the index of the last element, whose bandwidth
-        # is infinite.
+        # Short routes are padded with the link number -1, which selects the last array element, an
+        # infinite bandwidth.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Route | None, bool, Seconds] = None, False, self._speed

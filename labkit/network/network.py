@@ -28,7 +28,8 @@ from labkit.network.compute_time import uniform
 from labkit.schedules.round import Schedule
 
 Rank: TypeAlias = Annotated[int, Field(ge=0)]
-MAX_UNFOLDED_LINKS = 12  # longer link tables are folded (hidden until clicked)
+# Tables with more than MAX_UNFOLDED_LINKS links are folded (hidden until clicked).
+MAX_UNFOLDED_LINKS = 12
 _UNITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"), (1.0, "b/s"))
 
 
@@ -157,7 +158,8 @@ class Network(Checked):
     def _as_before_there_was_sharing(
         self, write: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        # Default values are not serialized, so that hashes of earlier experiments remain valid.
+        # The default value of `sharing` is not serialized, so that hashes of earlier experiments
+        # remain valid.
         fields: dict[str, object] = write(self)
         if self.sharing == "fair":
             fields.pop("sharing", None)

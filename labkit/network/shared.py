@@ -13,10 +13,13 @@ from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
-Message: TypeAlias = tuple[float, int, int, int]  # ticket, source, destination, bytes of a message
+# The type `Message` contains the ticket, source, destination and number of bytes of a message.
+Message: TypeAlias = tuple[float, int, int, int]
 
-MAX_FLOWS = 4096  # maximum number of flows in the table, active or ended
-HEAD = 4  # floats before the table: time, next flow number, flow count, whether rates are valid
+MAX_FLOWS = 4096  # The table contains at most MAX_FLOWS flows (message transfers), active or ended.
+# Before the table, HEAD numbers state the time, the next flow's number, the flow count, and whether
+# transfer rates are valid.
+HEAD = 4
 
 
 class SharedLinks(Protocol):
@@ -80,8 +83,9 @@ class FlowTable:
         self._columns = 6 + self._links.hops
         self._routes: dict[tuple[int, int], tuple[Integers, float]] = {}
         self.length = HEAD + MAX_FLOWS * self._columns
-        # For each outgoing link, `_last_flows` contains this process's last two flows. `_latest` is
-        # the link of this process's last flow.
+        # For each outgoing link, `_last_flows` contains the numbers of the last two flows that this
+        # process started. The attribute `_latest` is the number of the first link of the last flow
+        # that this process started.
         self._last_flows: dict[int, tuple[int, int]] = {}
         self._latest = -1
 
@@ -89,7 +93,8 @@ class FlowTable:
         """Store the state of the flows in `memory`, a shared-memory array of shape (length,)."""
         self._head = memory[:HEAD]
         columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
-        self._ends, self._latency = columns[:2]  # arrays indexed by flow number modulo MAX_FLOWS
+        # The index into the arrays `_ends` and `_latency` is the flow number modulo MAX_FLOWS.
+        self._ends, self._latency = columns[:2]
         # The arrays `_number`, `_turn`, `_remaining` and `_rate` have one element per active flow.
         # Each column of `_way` contains the link numbers of one active flow's route.
         self._number, self._turn, self._remaining, self._rate = columns[2:6]
@@ -186,7 +191,9 @@ class _Fifo:
     The ticket of a message tells the receiver when the first byte leaves the sender.
     """
 
-    version = 0.0  # constant, because later messages do not change earlier delivery times
+    # In a FIFO network, `version` is constant, because later messages do not change the delivery
+    # times of earlier messages.
+    version = 0.0
 
     def __init__(self, network: Network, size: int) -> None:
         self._queues = FifoLinks(network, size)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from labkit.compression import Compressor
 
 
-# A flat vector with the dtype of the weights; programs never modify a vector in place.
+# The type `Vector` is a flat array with the dtype of the weights; programs never modify a vector in
+# place.
 Vector: TypeAlias = NDArray[Any]
 
 

@@ -25,8 +25,8 @@ from labkit.programs.actions import (
 )
 from labkit.programs.roles import Roles
 
-# A function that creates a program from its state at a restart point, or from its beginning if the
-# state is None.
+# The type `ProgramFactory` is a function that creates a program from a restart point's state, or
+# from the beginning if given None.
 ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
@@ -56,7 +56,8 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
     member, program = _Member(roles, number, latest_messages), create(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
-        answer = None  # frees the answer's memory while the program waits
+        # The assignment of None frees the memory of the answer while the program waits.
+        answer = None
         if isinstance(action, Compute):
             answer = yield from member.gradient(action.weights)
         elif isinstance(action, RestartPoint):
@@ -115,8 +116,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # `heard` stores the latest message from each sender, which the next message to the sender
-        # answers.
+        # The dict `heard` stores the latest message from each sender, because the next message to
+        # the sender answers it.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
@@ -141,7 +142,7 @@ class _Member:
         for source in sources:
             message = yield Receive(self._members[source])
             values.append(message.values)
-            # Frees the memory of the activations in the message.
+            # The stored copy of the message omits the activations, to free their memory.
             self.heard[source] = replace(message, values=None)
         return tuple(values)
 
@@ -173,8 +174,8 @@ class _PieceBuffer:
             return None
         messages = self.latest[worker] = [queue.popleft() for queue in queues]
         delivered = max(message.delivered for message in messages)
-        # If a replica member has failed, its message is returned, because the joined gradient would
-        # be incomplete.
+        # If a replica member has failed, the method returns the failed member's message, because
+        # the joined gradient would be incomplete.
         last = next((message for message in messages if _lost(message)), messages[-1])
         values = None if last.values is None else self._joined(messages)
         return replace(last, source=worker, values=values, delivered=delivered)

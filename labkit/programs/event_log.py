@@ -132,7 +132,7 @@ class EventLog:
     losses: list[Event] = field(default_factory=list)
     writers: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
-    # For each worker: traffic of its next training step.
+    # The dict `_ahead` maps a worker to the message traffic of its next training step.
     _ahead: dict[int, Carried] = field(default_factory=dict)
     _updates: dict[int, int] = field(default_factory=dict)
 
@@ -170,8 +170,8 @@ class EventLog:
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        # If a worker's next step never begins, the traffic of the next step is added to the current
-        # step.
+        # If a worker's next training step never begins, the current step includes the traffic of
+        # the next step.
         if traffic := self._ahead.pop(worker, None):
             play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start

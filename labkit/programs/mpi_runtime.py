@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 _WAIT = "a message of a program"
 
-# The record of a computation: its action, its result, and its start and stop times in s.
+# The type `Spent` records a computation: its action, its result, and its start and stop times in s.
 Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
 
 
-# Names of the runtime's attributes that a checkpoint saves.
+# The tuple _STATE names the attributes of the runtime that a checkpoint saves.
 _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
@@ -88,31 +88,38 @@ class MpiRuntime(Runtime):
     ) -> None:
         super().__init__(programs, hosts, backend, event_log)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
-        # For each program: the next answer that it receives.
+        # The dict `_ready` maps a program number to the next answer that the program receives.
         self._ready: dict[int, Any] = dict.fromkeys(programs)
 
-        # Pairs (receiver, message): `_near` contains the messages from this rank, and `_far` the
-        # messages from other ranks.
+        # The queue `_near` contains pairs (receiver, message) from this rank; the queue `_far`
+        # contains pairs from other ranks.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
-        self._wakes: dict[int, float] = {}  # for each program: time in s at which its `Wait` ends
+        # The dict `_wakes` maps a program number to the time in s at which the program's `Wait`
+        # action ends.
+        self._wakes: dict[int, float] = {}
 
-        # Unfinished computations in the second thread, by program number.
+        # The dict `_computes` maps a program number to its unfinished computation in the second
+        # thread.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
-        self._behind = 0.0  # clock time minus this runtime's time, in s
+        # The attribute `_behind` is the clock time minus the time of this runtime, in s.
+        self._behind = 0.0
         self._between: Callable[[MpiRuntime], None] | None = None
-        self.still: Quiescence | None = None  # None if checkpoints are disabled
+        # The attribute `still` is None if checkpoints are disabled.
+        self.still: Quiescence | None = None
         self._slowdown_context: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._compute_thread = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
-        # Error feedback of the compressors, with one entry per fragment of the weights.
+        # The dict `_means` contains the error feedback of the compressors, with one entry per
+        # fragment of the weights.
         self._means: dict[int, CompressedMean] = {}
 
-        # Error feedback from a checkpoint, with one entry per fragment of the weights.
+        # The dict `_restored_feedback` contains error feedback from a checkpoint, with one entry
+        # per fragment of the weights.
         self._restored_feedback: dict[int, Mapping[str, Vector]] = {}
-        # While an allreduce runs in this thread, no other thread calls MPI, so other messages are
-        # not sent.
+        # While `_allreduce_thread` runs an allreduce, no other thread calls MPI, so the rank sends
+        # no other messages.
         self._allreduce_thread = ThreadPoolExecutor(1)
         self._under_way: Future[AllReduceState] | None = None
 
@@ -193,7 +200,8 @@ class MpiRuntime(Runtime):
         If another rank waits for this rank, the method returns None, because this rank must
         continue first.
         """
-        assert self.still is not None  # for the type checker: `keeps` has set `still`
+        # The assertion informs the type checker that the method `keeps` has set `still`.
+        assert self.still is not None
         if self._under_way is not None:
             self._under_way.result()
         wait(self._computes.values())
@@ -207,7 +215,8 @@ class MpiRuntime(Runtime):
 
     def keep(self, backend_state: Any = None) -> ProgramState:
         """Return this rank's state, see `VirtualRuntime.keep`; all ranks must be quiescent."""
-        assert self.still is not None  # for the type checker: `keeps` has set `still`
+        # The assertion informs the type checker that the method `keeps` has set `still`.
+        assert self.still is not None
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.state_dict() for fragment, means in self._means.items()}
         own_state = self._now(), self.still.steps, meeting, self._restored_feedback | means
@@ -215,7 +224,8 @@ class MpiRuntime(Runtime):
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
         """Restore this rank from `state`, and return the backend's part of `state`."""
-        assert self.still is not None  # for the type checker: `keeps` has set `still`
+        # The assertion informs the type checker that the method `keeps` has set `still`.
+        assert self.still is not None
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program
         )
@@ -267,7 +277,9 @@ class MpiRuntime(Runtime):
                 self._under_way = self._allreduce_thread.submit(self._allreduce, number, allreduce)
                 return True, None
             case Join():
-                assert self._under_way is not None  # for the type checker: `Join` follows `Begin`
+                # The assertion informs the type checker that the action `Join` follows the action
+                # `Begin`.
+                assert self._under_way is not None
                 meeting, self._under_way = self._under_way.result(), None
                 return True, self._finish_allreduce(number, meeting)
             case Wait(seconds):
@@ -330,7 +342,7 @@ class MpiRuntime(Runtime):
 
     def _compressed_mean(self, action: AllReduceAction, values: Vector, name: str) -> None:
         """Replace `values` by their mean over all ranks, with compressed messages (collective)."""
-        assert action.compressor is not None  # for the type checker
+        assert action.compressor is not None  # The assertion only informs the type checker.
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)
             means.load_state_dict(self._restored_feedback.pop(action.fragment, {}))

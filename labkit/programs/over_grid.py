@@ -139,8 +139,8 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # `pending.x` only gives the number of samples, because the loss needs no incoming
-            # gradient.
+            # The argument `pending.x` only determines the number of samples, because the loss needs
+            # no incoming gradient.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)

@@ -25,7 +25,8 @@ from labkit.compression import Compressor, parse
 
 Node: TypeAlias = list[Any]
 
-PLAIN = frozenset({type(None), bool, int, float, str})  # types of values written without a node
+# The types in PLAIN are saved directly as JSON values, without a node that describes them.
+PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class ObjectWriter:
@@ -42,7 +43,8 @@ class ObjectWriter:
     def __init__(self, outside: Mapping[str, object]) -> None:
         self._outside = {id(thing): name for name, thing in outside.items()}
         self._numbers: dict[int, int] = {}
-        self._things: list[object] = []  # keeps the objects alive, so that their ids stay unique
+        # The list `_things` keeps all encoded objects alive, so that their ids stay unique.
+        self._things: list[object] = []
         self.nodes: list[Node | None] = []
         self.arrays: list[np.ndarray] = []
 
@@ -118,7 +120,8 @@ class ObjectWriter:
         return len(self.arrays) - 1
 
 
-MOST_ALIKE = 32  # maximum number of keys with equal hash; a few keys have equal hashes by chance
+# A saved state has at most MOST_ALIKE keys with equal hash; a few keys have equal hashes by chance.
+MOST_ALIKE = 32
 
 
 class ObjectReader:
@@ -201,7 +204,8 @@ class ObjectReader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        # Names become strings, because an attacker cannot construct many strings with equal hashes.
+        # Field names are converted to strings, because an attacker cannot construct many strings
+        # with equal hashes.
         entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
         entry.validate_names(pairs)
         if entry.is_tuple:
@@ -293,10 +297,10 @@ _KINDS: dict[str, Callable[[ObjectReader, Any], Any]] = {
 
 
 SCHEMA = 1
-# `LIMIT` is the maximum number of characters of the JSON text of a state. Each training step of a
-# worker adds about 500 characters to a state, so the limit is reached after half a million steps.
-# JSON of empty lists needs 25 bytes of memory per character, so a malicious text of maximum length
-# can use 7 GB.
+# The constant LIMIT is the maximum number of characters in the JSON text of a saved state. Each
+# training step of a worker adds about 500 characters to a state, so the limit is reached after half
+# a million steps. JSON of empty lists needs 25 bytes of memory per character, so a malicious text
+# of maximum length can use 7 GB.
 LIMIT = 2**28
 
 

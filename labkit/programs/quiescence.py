@@ -88,8 +88,8 @@ class Quiescence:
                 counts = np.array(
                     self._communicator.allgather(own_counts, "a checkpoint of programs")
                 )
-                # A row of the status table may be incomplete while its rank writes it, so the ranks
-                # exchange and compare the counts again.
+                # A rank may read a half-written row of the status table, so the ranks exchange and
+                # compare the counts again.
                 counts = counts if self._agreed(counts) else None
             patience.pause(polls)
             polls += 1

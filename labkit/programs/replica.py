@@ -16,7 +16,7 @@ from labkit.programs.roles import ServerPieces
 from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
-# Function of (worker, batch number) that returns a batch.
+# The type `Batches` is a function of (worker, batch number) that returns a batch.
 Batches: TypeAlias = Callable[[int, int], Triple]
 
 
@@ -57,7 +57,8 @@ class Replica:
         self._compiled = tf.function(self._step, reduce_retracing=True)
         self._predicts = tf.function(self._soft, reduce_retracing=True)
         self._curves = tf.function(self._product, reduce_retracing=True)
-        self._whose: int | None = None  # number of the worker whose state is in the layers
+        # The layers currently contain the state of the worker with the number `_whose`.
+        self._whose: int | None = None
 
     @property
     def weights(self) -> Vector:
@@ -155,8 +156,8 @@ class Replica:
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
         """Restore the numbers of batches and the layer states that `keep` returned."""
         for worker, count in steps.items():
-            # The batches that the worker has used are requested again, so that the next request
-            # returns a new batch.
+            # Batches that the worker used before the checkpoint are requested again, so that the
+            # next request returns a new batch.
             for number in range(count):
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None

@@ -16,7 +16,7 @@ from labkit.common.state import record
 from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Place, Vector
 
-# An index expression that selects elements of a tensor.
+# The type `Index` is an index expression that selects elements of a tensor.
 Index: TypeAlias = tuple[slice | EllipsisType, ...]
 
 
@@ -308,8 +308,6 @@ class Roles:
         """Return the ranges of the flat weights that a server stores."""
         return self.parts[server - self.workers]
 
-    # --- model-parallel replicas -------------------------------------------------------------
-
     def members(self, worker: int) -> list[int]:
         """Return the program numbers of a replica's members, or only `worker` if there are none."""
         others = max(0, len(self.cut) - 1)
@@ -328,7 +326,9 @@ class Roles:
         return replace(self, parts=parts, weights=part_of_member.take(self.weights))
 
 
-TENSORS = 1_000  # number of seeds reserved for each receiving program; each tensor has its own seed
+# For each receiving program, TENSORS random seeds are reserved, because each tensor has its own
+# seed.
+TENSORS = 1_000
 
 
 @record(
@@ -372,8 +372,10 @@ class CodecChannel:
         part = roles.part(server)
         self._shapes, self.size = part.shapes, part.size
         self._followed: Vector = roles.weights[:0]
-        if compressor is not None:  # no copy is needed without a compressor
-            self._followed = part.take(roles.weights)  # the worker's copy of the weights
+        # Without a compressor, the channel needs no copy of the worker's weights.
+        if compressor is not None:
+            # The vector `_followed` is the channel's copy of the worker's weights.
+            self._followed = part.take(roles.weights)
 
     def push(self, gradient: Vector) -> Vector:
         """Return the payload in which a worker sends a gradient to the server."""
@@ -423,7 +425,7 @@ class CodecChannel:
 
     @property
     def _codec(self) -> Compressor:
-        assert self.compressor is not None  # for the type checker
+        assert self.compressor is not None  # The assertion only informs the type checker.
         return self.compressor
 
     def _encoder(self, compressor: Compressor, number: int, to: int) -> Encoder:

@@ -44,10 +44,11 @@ class Event(NamedTuple):
     given: tuple[Any, ...]
 
 
-# Pairs of an object and the names of its attributes that a checkpoint saves and restores.
+# The type `StateAttributes` lists pairs of an object and the names of its attributes that a
+# checkpoint saves and restores.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-# A function that adds an event to the runtime's queue. Its arguments are the time of the event in
-# s, and the event.
+# The type `Schedule` is a function of an event's time in s and the event; it adds the event to the
+# queue.
 Schedule: TypeAlias = Callable[[float, Event], None]
 
 
@@ -119,7 +120,7 @@ class _Fair:
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._number = 0  # number that will be assigned to the next message
+        self._number = 0  # The attribute `_number` is the number that the next message will get.
 
     @property
     def state_attributes(self) -> StateAttributes:
@@ -196,7 +197,9 @@ class Player:
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # repeats the call, which changes the program's state
+                # The replay repeats the call of a `Code` action, because the call changes the
+                # program's state.
+                if isinstance(action, Code):
                     action.call()
 
 
@@ -223,8 +226,8 @@ class Runtime:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._backend, self._event_log = hosts, backend, event_log
         self._begin = 0.0
-        # `_outside` contains objects to which a saved state refers by name; None if checkpoints are
-        # disabled.
+        # The dict `_outside` contains objects to which a saved state refers by name; None means
+        # that checkpoints are disabled.
         self._outside: Mapping[str, object] | None = None
 
     def keeps(self, outside: Mapping[str, object]) -> None:
@@ -242,7 +245,8 @@ class Runtime:
 
     def _save_state(self, *more: Any) -> ProgramState:
         """Save all changing attributes and the objects `more`, without copies of nested arrays."""
-        assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
+        # The assertion informs the type checker that the method `keeps` has set `_outside`.
+        assert self._outside is not None
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
             for thing, names in self._state_attributes
@@ -253,7 +257,8 @@ class Runtime:
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
         """Restore a saved state, and return the objects that `_save_state` stored as `more`."""
-        assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
+        # The assertion informs the type checker that the method `keeps` has set `_outside`.
+        assert self._outside is not None
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
         for (thing, names), values in zip(self._state_attributes, parts, strict=True):
@@ -321,7 +326,8 @@ class Runtime:
     def _set_mark(self, number: int, state: Any) -> None:
         if self._outside is not None:
             player = self._players[number]
-            # A new generator must first receive None, so the first recorded answer is None.
+            # A new Python generator accepts only None in its first call of `send`, so the first
+            # recorded answer is None.
             player.mark, player.heard = keep(state, self._outside), [None]
 
     def _execute_compute(self, number: int, action: Computes) -> Gradient | Passed:

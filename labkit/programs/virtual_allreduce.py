@@ -52,8 +52,8 @@ class VirtualAllReduce:
         self, workers: int, network: Network | None, shapes: Sequence[tuple[int, ...]], seed: int
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
-        # Slowdowns of the ranks' computation are removed from the network, because the arrival
-        # times already include them.
+        # The simulated network ignores slowdowns of computation, because the ranks' arrival times
+        # already include these slowdowns.
         self._network = network and network.with_full_speed_compute
         self._here: dict[int, tuple[AllReduceAction, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
@@ -146,7 +146,8 @@ class VirtualAllReduce:
             tensors = [tf.constant(vector[start:stop].reshape(shape)) for vector in weighted]
             for rank in range(len(weighted)):
                 if (fragment, rank, number) not in self._states:
-                    seed = self._seed + 1_000 * fragment + number  # the same seed as on MPI ranks
+                    # A simulated run uses the same compression seed as a run on MPI ranks.
+                    seed = self._seed + 1_000 * fragment + number
                     first = compressor.start(shape, rank, seed, len(weighted))
                     self._states[fragment, rank, number] = first
             states = [self._states[fragment, rank, number] for rank in range(len(weighted))]

@@ -34,13 +34,14 @@ from labkit.programs.program_state import ProgramState
 from labkit.programs.runtime import Event, Runtime, StateAttributes, carrier
 from labkit.programs.virtual_allreduce import AllReduceState, VirtualAllReduce
 
-# Names of the runtime's attributes that a checkpoint saves.
+# The tuple `_STATE` names the attributes of a virtual runtime that a checkpoint saves.
 _STATE = (
     *("now", "_begun", "_players", "_heap", "_order", "_lines", "_there"),
     *("_met", "_joins", "_script"),
 )
 _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
-FORWARDS = 1 / 3  # fraction of a gradient's compute time that a forward pass takes
+# The constant FORWARDS is the fraction of a gradient's compute time that the forward pass takes.
+FORWARDS = 1 / 3
 
 
 class VirtualTiming(Protocol):
@@ -109,15 +110,20 @@ class VirtualRuntime(Runtime):
         self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = 0  # number of the next event, which orders simultaneous events
+        self._order = 0  # The number of the next event orders simultaneous events.
         self._carrier = carrier(network, 1 + max(hosts), self._schedule)
-        # For each (sender, receiver), the messages that are not yet delivered, in sending order.
+        # The dict `_lines` contains the undelivered messages of each (sender, receiver) pair in
+        # sending order.
         self._lines: dict[tuple[int, int], deque[Message]] = {}
-        # Messages that arrived before an earlier message of the same sender.
+        # The set `_there` contains messages that arrived before an earlier message of the same
+        # sender.
         self._there: set[Message] = set()
         self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
-        self._met: dict[int, AllReduceState] = {}  # the allreduce result of each worker
-        self._joins: set[int] = set()  # workers that wait for an allreduce's result
+        # The dict `_met` maps each worker to its allreduce result, until the worker takes the
+        # result.
+        self._met: dict[int, AllReduceState] = {}
+        # The set `_joins` contains the workers that wait for the result of an allreduce.
+        self._joins: set[int] = set()
         self._servers, self._begun = servers, False
         self._killed, self._injectors = killed or {}, injectors or {}
         for members, moment in (lost or {}).items():
@@ -192,7 +198,9 @@ class VirtualRuntime(Runtime):
         self._order += 1
 
     def _handle(self, event: Event) -> None:
-        if event.what not in _EVENTS:  # without the check, a malicious state could call any method
+        # Only listed events are allowed, because a malicious saved state could call any other
+        # method.
+        if event.what not in _EVENTS:
             raise LabkitError(
                 f"a state names the event {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
             )
@@ -223,8 +231,8 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes the time of two gradients: the gradient of the
-                # loss, and the gradient of that gradient's product with the vector.
+                # A Hessian-vector product takes the time of two gradients, because it
+                # differentiates the loss, and then the gradient's product with the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):

@@ -2,6 +2,6 @@
 
 import lazy_loader
 
-# The lazy import keeps the command `labkit ls` fast, which only reads the states of runs and needs
-# no exporters.
+# The module `export` is imported lazily, because the command `labkit ls` must be fast and needs no
+# exporters.
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["export"])

@@ -24,12 +24,19 @@ from labkit.records import store
 from labkit.records.shape import rename_experiment
 from labkit.records.store import Record
 
-FOLDER = "checkpoints"  # subfolder of a run; each checkpoint's folder is named by its step
-RESUME_VARIABLE = "LABKIT_RESUME"  # environment variable that makes experiments resume
-MANIFEST = "manifest.json"  # written last; a checkpoint without manifest is incomplete
-DEFAULT_INTERVAL = 30.0  # seconds between checkpoints
+# A run stores its checkpoints in its subfolder `checkpoints`, in one folder per checkpoint, named
+# by the step.
+FOLDER = "checkpoints"
+# In a notebook job, experiments resume from checkpoints if the environment variable LABKIT_RESUME
+# is set.
+RESUME_VARIABLE = "LABKIT_RESUME"
+# The manifest is the last file that labkit writes to a checkpoint, so a checkpoint without manifest
+# is incomplete.
+MANIFEST = "manifest.json"
+# The constant DEFAULT_INTERVAL is the default time between checkpoints in seconds.
+DEFAULT_INTERVAL = 30.0
 ALLOWED_EVERY = "a number of steps, or a time such as '30s', '5min', '1h'"
-MAX_RANKS = 2**20  # maximum number of ranks in a checkpoint
+MAX_RANKS = 2**20
 
 Same: TypeAlias = Callable[[Record], bool]
 
@@ -68,7 +75,7 @@ class Checkpoint(Checked):
     @classmethod
     def _every(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, str) and (value.strip()[-1:].isdigit() or not _seconds(value)):
-            # A text with a number but no unit is rejected, because it could mean steps or seconds.
+            # A text such as "30" is rejected, because it could mean 30 steps or 30 seconds.
             raise ValueError(f"every={value!r} is impossible; give {ALLOWED_EVERY}")
         return value
 
@@ -199,7 +206,7 @@ def read_manifest(folder: Path) -> Record:
             raise LabkitError(f"{folder.name}/{name} cannot be read: {error.strerror}") from error
         if digest != file["sha256"]:
             raise LabkitError(f"{folder.name}/{name} is damaged: its checksum does not match")
-    # The checksum applies to the manifest as it was written, so outdated names are changed only
+    # The manifest's checksum covers the original text, so outdated field names are replaced only
     # after the check.
     if record["schema"] < SCHEMA:
         record_body["experiment"] = rename_experiment(record_body["experiment"])
@@ -209,7 +216,8 @@ def read_manifest(folder: Path) -> Record:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints that have a manifest, newest first."""
     folders = [path.parent for path in (run / FOLDER).glob(f"*/{MANIFEST}")]
-    # If a folder is a symbolic link, labkit neither resumes from it nor removes it.
+    # If a checkpoint's folder is a symbolic link, labkit neither resumes from the folder nor
+    # removes it.
     whole = (folder for folder in folders if folder.name.isdecimal() and not folder.is_symlink())
     return sorted(whole, key=_step, reverse=True)
 
@@ -246,7 +254,9 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all complete checkpoints in the parent of `folder`, except the `keep` newest."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
-        (checkpoint / MANIFEST).unlink()  # A folder without a manifest is incomplete.
+        # The manifest is removed first, because a checkpoint without a manifest counts as
+        # incomplete.
+        (checkpoint / MANIFEST).unlink()
         shutil.rmtree(checkpoint)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# `LANES` maps each kind of event to a lane, which is a row of the display; each rank has several
-# lanes. Gradient buckets are exchanged during the computation of gradients. Exchanges of gradient
-# buckets have a separate lane, because overlapping events on one lane would hide each other.
+# The dict `LANES` maps each kind of event to a lane, which is one of a rank's rows in the display.
+# Gradient buckets are exchanged during the computation of gradients. Exchanges of gradient buckets
+# have a separate lane, because overlapping events on one lane would hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
@@ -66,7 +66,7 @@ def _lane(row: Record) -> int:
         # A predicted training step may overlap the next one, so predicted steps alternate between
         # two lanes.
         return 3 + int(row["step"]) % 2
-    # Actions of pipeline stages, such as "forward 0", appear on the lane of training.
+    # Actions of pipeline stages, such as "forward 0", appear in the display's row for training.
     return LANES.get(kind, 1)
 
 

@@ -9,8 +9,8 @@ from labkit.compression import COMPRESSORS
 from labkit.records.run import Run, flatten
 
 DENSE = "no compression"
-MAX_NAME_LENGTH = 80  # maximum length, in characters, of a text for a compression
-# Fields in which runs of the same method may differ.
+MAX_NAME_LENGTH = 80
+# Runs of the same training method may differ in name, network, seed and repeats.
 _IGNORED_FIELDS = ("name", "network", "seed", "repeats")
 
 
@@ -75,8 +75,8 @@ def _difference(one: Run, other: Run) -> tuple[bool, int]:
         name for name in strategy | other_strategy if strategy.get(name) != other_strategy.get(name)
     ]
     network = one.experiment.get("network") != other.experiment.get("network")
-    # The network is the first element of the tuple, because it matters more in comparisons than the
-    # strategy.
+    # A run with the same network is preferred over a run with the same strategy, because the
+    # network matters more.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 

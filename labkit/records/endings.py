@@ -10,21 +10,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-# These signals request the end of a process. If any other signal ends a process, the process is
-# considered to have crashed.
+# The signals SIGTERM, SIGINT, SIGHUP and SIGQUIT request the end of a process. A process counts as
+# crashed if a signal outside `STOP_SIGNALS` ends it.
 STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# The message that mpiexec prints when it loses a host. It names mpiexec's own daemon before the
-# remote daemon.
+# The regular expression `_LOST` matches the message that mpiexec prints when it loses a host. In
+# mpiexec's message about a lost host, mpiexec's own daemon comes before the remote daemon.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
 )
 _NO_REPORT = re.compile(r"daemon failed to report back.*?Remote host:\s+(\S+)", re.DOTALL)
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|[Cc]annot allocate memory|failed to map segment|ResourceExhausted|"
-    # C extensions print these messages if they run out of memory but raise no exception.
+    # A C extension that runs out of memory may return an error without an exception, which Python
+    # reports.
     r"error return without exception set|returned NULL without setting an exception|"
     r"can't start new thread|pthread_create|Thread creation failed"
 )
@@ -90,7 +91,8 @@ def describe_exit(process: str, code: int, output: str = "") -> End:
     rank = int(process.removeprefix("rank ")) if process.startswith("rank ") else None
     if code >= 0:
         return End(f"{process} ended with code {code}{out_of_memory_hint(output)}", rank)
-    names = {Signal.value: Signal.name for Signal in signal.Signals}  # omits real-time signals
+    # The enum `signal.Signals` has no names for most real-time signals.
+    names = {Signal.value: Signal.name for Signal in signal.Signals}
     name = names.get(-code, f"signal {-code}")
     if name == "SIGSTOP":
         return End(f"{process} is stopped (SIGSTOP) and does not continue", rank, name)

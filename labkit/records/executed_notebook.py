@@ -10,7 +10,8 @@ from labkit.common.errors import LabkitError, short
 from labkit.common.files import UnsafeFile, read_file
 from labkit.records.store import Record
 
-MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes, about 10 times those of a notebook with many figures
+# The maximum size is about ten times the size of a notebook with many figures.
+MAX_NOTEBOOK_BYTES = 2**27
 
 
 def read_notebook(path: Path) -> Record:
@@ -43,7 +44,8 @@ def notebook_bytes(path: Path) -> bytes:
         NotPlain: If the file cannot be read, or is larger than `MAX_NOTEBOOK_BYTES`.
     """
     try:
-        if not path.is_file():  # a read from a named pipe would block
+        # A read from a named pipe would block, so only regular files are read.
+        if not path.is_file():
             raise FileNotFoundError(f"no file {path}")
         if (size := path.stat().st_size) > MAX_NOTEBOOK_BYTES:
             raise NotPlain(f"has {size:,} bytes; a notebook has at most {MAX_NOTEBOOK_BYTES:,}")

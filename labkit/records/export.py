@@ -100,8 +100,8 @@ def points(run: Run) -> Iterator[Point]:
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
     """Yield the points of curves by step; the run starts at `begin` (s since 1970)."""
     steps = with_end_times(history).groupby("step").mean(numeric_only=True)
-    # A history contains only durations of training steps, so the times of the points exclude
-    # evaluations between epochs.
+    # The exported times exclude evaluations between epochs, because a history contains only the
+    # durations of training steps.
     clock = begin + steps["ended"].fillna(0.0)
     for name in STEP_CURVES:
         for step, value in steps[name].dropna().items():
@@ -159,8 +159,8 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 def _quoted(text: str) -> str:
     """Return a text, with a leading apostrophe if a spreadsheet would read it as a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-    # `plain` escapes carriage returns, because pandas does not quote them, and some programs read
-    # them as ends of rows.
+    # The function `plain` escapes carriage returns, which pandas writes without quotes and some
+    # programs read as ends of rows.
     return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
@@ -174,15 +174,17 @@ def _column(values: pandas.Series) -> pandas.Series:
         return pd.to_numeric(values)
     if kinds == {"bool"}:
         return values.astype("boolean")
-    # Each distinct text is cleaned only once, because even a thousand runs contain few different
-    # texts.
+    # The function `scrub` runs only once per distinct text, because even a thousand runs contain
+    # few different texts.
     text = {value: scrub(str(value)) for value in present.unique()}
     return values.map(text).astype("string")
 
 
 Item = TypeVar("Item")
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum metrics and parameters per request to MLflow
-MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters in names and values
+# MLflow accepts at most 1000 metrics and 100 parameters per request.
+MAX_METRICS, MAX_PARAMETERS = 1000, 100
+# MLflow accepts names of at most 250 characters, and values of at most 6000 characters.
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
@@ -255,7 +257,8 @@ class MlflowStore:
         return MlflowLog(self._client, str(created.info.run_id), run)
 
     def _same(self, run: Run) -> list[Any]:
-        # The start time is compared, too, because a new run may have the name of a deleted run.
+        # Runs are compared by name and start time, because a new run may have the name of a deleted
+        # run.
         name, started = tags(run)["labkit.run"], _started(run)
         same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
         return list(self._client.search_runs([self._experiment], same))
@@ -267,7 +270,8 @@ class MlflowLog:
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        self._names: dict[str, str] = {}  # maps each original name to the name that MLflow receives
+        # The dict `_names` maps each original name to the name that MLflow receives.
+        self._names: dict[str, str] = {}
         params = [
             entities.Param(self._allowed(name), str(value)[:MAX_VALUE_LENGTH])
             for name, value in parameters(run).items()
@@ -335,7 +339,7 @@ def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
         yield items[begin : begin + size]
 
 
-FILE = "events.out.tfevents.labkit"  # TensorBoard requires "tfevents" in the name
+FILE = "events.out.tfevents.labkit"  # TensorBoard reads only files whose names contain "tfevents".
 
 
 def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
@@ -352,8 +356,8 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     Raises:
         LabkitError: If the argument contains no runs, or if TensorBoard is not installed.
     """
-    # The package is imported first, so that the error message names TensorBoard and not a module of
-    # TensorBoard.
+    # The package `tensorboard` is imported first, so that an error message about a missing package
+    # names TensorBoard.
     optional("tensorboard", "tensorboard")
     run_list = require_runs(runs)
     for run, name in zip(run_list, _names(run_list), strict=True):

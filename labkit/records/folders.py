@@ -26,7 +26,7 @@ from labkit.common.files import state_folder
 from labkit.records import store
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
-PROCESSES, ARRAYS = "processes", "arrays"  # kinds of registry entries
+PROCESSES, ARRAYS = "processes", "arrays"
 
 
 @contextmanager
@@ -36,7 +36,8 @@ def registration(folder: Path) -> Iterator[None]:
     Args:
         folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # tasks of job arrays need no entry, because Slurm ends them
+    # Tasks of Slurm job arrays need no registry entry, because Slurm ends them.
+    if store.ELEMENT in os.environ:
         yield
         return
     entry = identity = None
@@ -52,7 +53,8 @@ def registration(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # The entry is removed unless a later worker in the same folder has replaced it.
+        # A process removes its registry entry unless a later process in the same folder has
+        # replaced the entry.
         if entry is not None and identity is not None and _matches(_read(entry), identity):
             entry.unlink(missing_ok=True)
 
@@ -81,8 +83,8 @@ def forget_arrays(folder: Path) -> None:
 
 def _machine() -> str:
     """Return an identifier of this machine, its current boot, and this process's pid namespace."""
-    # A container may share a state folder with its host, and Linux reuses process numbers after a
-    # reboot.
+    # The identifier includes boot and pid namespace, because containers share state folders with
+    # hosts, and Linux reuses process numbers after reboots.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -91,13 +93,14 @@ def _machine() -> str:
 
 
 def _process(folder: Path) -> Path:
-    # Machines that share a home folder may have different local folders under the same path.
+    # The registry key includes the machine, because machines with a shared home folder may have
+    # different local folders at one path.
     return _entry(PROCESSES, folder, _machine())
 
 
 def _entry(kind: str, folder: Path, machine: str = "") -> Path:
-    # The path is resolved, because other callers may use another working directory, or a symbolic
-    # link.
+    # The resolved path identifies the folder even for processes with another working directory, or
+    # with a symbolic link to the folder.
     path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
     return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 
@@ -110,7 +113,7 @@ def _matches(one: Record | None, other: Record) -> bool:
     return one is not None and all(one.get(name) == value for name, value in other.items())
 
 
-PARQUET = b"PAR1"  # first and last bytes of a Parquet file
+PARQUET = b"PAR1"  # A Parquet file starts and ends with the bytes "PAR1".
 
 LINKED = "left out, because it is a symbolic link; give the path of the link itself to read it"
 
@@ -147,7 +150,7 @@ class Folder(NamedTuple):
     @property
     def name_problem(self) -> str:
         """The reason why the folder's name cannot be used; empty if the name is valid."""
-        # HTML pages, tables and other tools cannot contain a name that is not UTF-8.
+        # HTML pages and tables cannot contain a folder name that is not UTF-8.
         return "" if is_text(self.path) else "the folder's name is not UTF-8; rename the folder"
 
 
@@ -158,19 +161,22 @@ def folders(root: Path | str) -> Iterator[Folder]:
         LabkitError: If the folder does not exist.
     """
     root = Path(root)
-    if not os.path.isdir(root):  # `is_dir` of pathlib fails for a very long name
+    # The method `pathlib.Path.is_dir` raises OSError for a very long name, but `os.path.isdir`
+    # returns False.
+    if not os.path.isdir(root):
         raise LabkitError(
             f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
         )
     for path, subfolders, names in os.walk(root):
         files = set(names)
-        # The folder of a notebook job is not a run, but contains runs; the folder of a job has the
-        # files status.json and params.yaml.
+        # A folder with status.json and params.yaml belongs to a notebook job, which contains runs
+        # but is not a run.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )
-        # os.walk omits a subfolder only if the list is changed in place. Hidden folders are
-        # omitted, because a sweep moves replaced runs to them.
+        # The function `os.walk` skips a subfolder only if its list of subfolders is changed in
+        # place. Hidden folders are skipped, because a sweep moves the runs that it replaces to
+        # hidden folders.
         subfolders[:] = (
             [] if is_run else sorted(name for name in subfolders if not name.startswith("."))
         )
@@ -220,13 +226,13 @@ def read_run(folder: Folder) -> RunRecords | str:
     try:
         experiment = read_json(f"{path}/experiment.json")
         status = checked_status(read_json(f"{path}/status.json"), path)
-        # A run that has not completed may lack metrics. If a run has metrics, they must be
-        # readable.
+        # A run that has not completed may lack metrics. A run is damaged if its metrics file exists
+        # but cannot be read.
         has_metrics = status["state"] == "completed" or "metrics.json" in folder.files
         metrics = read_json(f"{path}/metrics.json") if has_metrics else None
         for name in folder.files:
-            # Only the last bytes of a table are compared, because reading 1000 whole histories
-            # would take minutes.
+            # Only the last bytes of each Parquet file are checked, because reading 1000 whole
+            # histories would take minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
                 return f"{os.path.basename(path)}/{name} is truncated; copy the run again"
     except LabkitError as error:

@@ -33,7 +33,7 @@ from labkit.records.run import Run
 from labkit.records.store import Record
 from labkit.records.stream import FOLDER, StreamReader
 
-POLL_INTERVAL = 1.0  # seconds between two reads of the runs' messages
+POLL_INTERVAL = 1.0  # The export process reads the runs' new messages once per second.
 
 
 class ExportLog(Protocol):
@@ -70,7 +70,7 @@ class ForwardedRun:
         self.log = store.begin(run, *self._place)
         self._reader = StreamReader(run.path / FOLDER)
         self._sent: dict[tuple[str, int], float] = {}
-        # For each step, the rows that are not yet sent.
+        # The dict `_waiting` maps each step to the rows that are not yet exported.
         self._waiting: dict[int, list[Record]] = defaultdict(list)
         self._begin = self._clock = timestamp(run, "started")
 
@@ -99,7 +99,8 @@ class ForwardedRun:
         return step_points_
 
     def _add(self, curves: Iterable[Point]) -> None:
-        # A repeated point with the same value, such as `lk.log` may produce, is sent only once.
+        # A point that is repeated with the same value, for example by `lk.log`, is exported only
+        # once.
         new = {(p.name, p.step): p for p in curves if self._sent.get((p.name, p.step)) != p.value}
         if new:
             self.log.add(new.values())
@@ -111,7 +112,8 @@ class ForwardedRun:
         Values of asynchronous workers may be wrong when they are sent, because the steps that all
         workers reach are known only at the end.
         """
-        self.run = Run(self.run.path)  # a new object, because a `Run` caches its files
+        # A new `Run` object is needed, because a `Run` caches the content of its files.
+        self.run = Run(self.run.path)
         recorded = {(point.name, point.step): point for point in points(self.run)}
         if recorded and any(
             key not in recorded or not math.isclose(recorded[key].value, value, rel_tol=1e-6)
@@ -152,7 +154,8 @@ class RunForwarder:
         """Forward one run and its seeds, and return whether the run is still active."""
         run = Run(path)
         try:
-            # The status is read before the messages, so that an ended run is forwarded completely.
+            # The run's status is read before its messages, so that all messages of an ended run are
+            # forwarded.
             status = run.status
             goes_on = status["state"] not in store.END_STATES
             if status["started"] is None or (not goes_on and timestamp(run, "ended") < self._since):
@@ -169,7 +172,7 @@ class RunForwarder:
                     "later, run labkit compare to add the missing data",
                     err=True,
                 )
-        # A run with repeats starts before its seeds, and ends after them.
+        # A run with repeats starts before the runs of its seeds, and ends after them.
         if parent is None:
             for seed in run.seeds:
                 if seed.path not in self._over:

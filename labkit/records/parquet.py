@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MAX_CELLS = 2**25  # maximum number of values in a table; one step of one rank has about 20 values
+MAX_CELLS = 2**25  # One step of one rank has about 20 values in a table.
 MAX_COLUMNS = 1_000
-MAX_BYTES = 2**29  # maximum bytes of an unpacked table
+MAX_BYTES = 2**29  # The constant MAX_BYTES is the maximum size of a table's unpacked data.
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # number of rows that are read at once from text columns and from number columns
-MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
-MAX_INTEGER = 2**53  # largest integer up to which floats represent all integers
-MAX_SPARSITY = 20  # maximum of seeds × steps, divided by the number of rows of a table
+)
+MAX_SCHEMA_BYTES = 2**20  # Each name in a Parquet schema, and its metadata, may have at most 1 MiB.
+MAX_INTEGER = 2**53  # Floats represent all integers up to 2**53 exactly.
+# Apart from an allowance for small tables, a table has at most 20 combinations of seed and step per
+# row.
+MAX_SPARSITY = 20
 # No value may be missing in the index columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Encodings that labkit does not write are rejected, because a short file in such an encoding could
-# expand to very long texts.
+# Parquet encodings that labkit does not write are rejected, because a short file could expand to
+# very long texts.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
@@ -42,8 +44,7 @@ def read_parquet(content: bytes) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(content), **limits)
     if reason := _size_problem(file.metadata) or _schema_problem(file.schema_arrow):
         raise NotPlain(reason)
-    # Text columns are read as dictionaries, so that a repeated text occupies memory only once while
-    # its unpacked size is unknown.
+    # Text columns are read as dictionaries, so that a repeated text occupies memory only once.
     texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts, **limits)
     return _read_bounded(file)
@@ -97,13 +98,14 @@ def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | N
 
     types = pa.types
     is_whole = types.is_integer(column.type)
-    # An optional text that is missing in all rows has a column of type null.
+    # If an optional text is missing in all rows, its Parquet column has the type null.
     if types.is_null(column.type) and not is_place:
         return None
     if kind == "object":
         return None if _is_text(column.type) else "texts"
     if kind != "int64":
-        # Integers are accepted as numbers; pandas converts them to floats if values are missing.
+        # A column of numbers may contain integers, which pandas converts to floats if values are
+        # missing.
         is_numeric = is_whole or types.is_floating(column.type) or types.is_boolean(column.type)
         return None if is_numeric else "numbers"
     if not is_whole or (is_place and column.null_count):

@@ -55,7 +55,8 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the run's folder: `<label>-<hash8>`, followed by -2, -3 … for repeated runs."""
-        name = self.path.name  # the name is empty if the path is the current folder
+        # The attribute `Path.name` is empty for the path of the current folder.
+        name = self.path.name
         return name if name not in ("", "..") else self.path.resolve().name
 
     @cached_property
@@ -79,8 +80,7 @@ class Run:
         `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
         `equivalence` the verdict of the equivalence check.
         """
-        # Metrics are written only once, at the end of the run. The metrics are cached as soon as
-        # their file exists.
+        # Missing metrics are not cached, because an active run writes its metrics later.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
         return self._metrics if is_written else {}
 
@@ -198,7 +198,8 @@ class Run:
     @cached_property
     def environment(self) -> Record:
         """Package versions and hardware, or an empty dict and a warning if the file is damaged."""
-        path = self.path / "environment.json"  # the file is missing if the run failed early
+        # The file `environment.json` is missing if the run failed early.
+        path = self.path / "environment.json"
         try:
             return _without_schema(store.read_json(path)) if path.exists() else {}
         except LabkitError as error:
@@ -233,7 +234,7 @@ class Run:
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
-        # rejects symbolic links, and pipes, on which Keras would block
+        # The function `open_file` rejects symbolic links, and pipes, on which Keras would block.
         os.close(open_file(files[0]))
         return files[0]
 
@@ -274,8 +275,8 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     """
     roots = [root] if isinstance(root, str | Path) else list(root)
     folders = [folder for root_path in roots for folder in _matching_folders(Path(root_path))]
-    # If the folders are nested, each run is still returned only once. Runs with the same starting
-    # time are sorted by path.
+    # If a caller gives nested folders, each run is still returned only once. Runs with the same
+    # starting time are sorted by path.
     runs_by_path = {run.path: run for folder in folders for run in find_runs(folder)}
     order = sorted(
         runs_by_path.values(), key=lambda run: (run.status.get("started") or "", run.path)
@@ -310,8 +311,8 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
     """Flatten nested fields: `{"a": {"b": 1}, "c": [2]}` becomes `{"a.b": 1, "c": "[2]"}`."""
     flat: Record = {}
     for key, value in record.items():
-        # The most frequent case is tested first, because a page of a thousand runs has a million
-        # values.
+        # Scalar values are tested first, because a page of a thousand runs contains a million of
+        # them.
         if value is None or isinstance(value, str | int | float):
             flat[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping) and value:
@@ -325,7 +326,6 @@ def key_metrics(run: Run) -> Record:
     """Return a dict of the metrics of a run that are shown in tables of runs."""
     metrics, hidden = run.metrics, SPEED_METRICS if equivalence_failed(run) else ()
     shown_metrics: Record = {}
-    # The metrics are ordered as in KEY_METRICS, not as in the record.
     for name in (*KEY_METRICS, *logged_names(run)):
         outer, _, inner = name.partition(".")
         value = metrics.get(name)

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from labkit.model_parallel.messages import LayerRow
 
 
-Row: TypeAlias = Mapping[str, float]  # history of one training step (`store.HISTORY_COLUMNS`)
+# A `Row` contains the values of one training step on one rank, with the columns in
+# `store.HISTORY_COLUMNS`.
+Row: TypeAlias = Mapping[str, float]
 Rows: TypeAlias = list[dict[str, JSON]]
-Event: TypeAlias = tuple[str, int, int, float, float]  # event: kind, step, bucket, start, stop (s)
+# An `Event` consists of kind, step, bucket, start in seconds, and stop in seconds.
+Event: TypeAlias = tuple[str, int, int, float, float]
 
 
 class FirstDifference(TypedDict):
@@ -42,10 +45,11 @@ class FirstDifference(TypedDict):
 
     step: int
     layer: str
-    rank: int | None  # `rank` is None if all ranks with `layer` differ from the reference run
+    # The field `rank` is None if every rank that has this layer differs from the reference run.
+    rank: int | None
     operation: str
     bucket: int | None
-    round: int | None  # number of the reduction round, counted from 1
+    round: int | None  # The rounds of a reduction are counted from 1.
     expected: float
     found: float
 
@@ -163,14 +167,15 @@ def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
     Gradients have the same dtype as weights. With a mixed-precision policy, weights stay float32
     and are cast when they are used, so only activations have another dtype.
     """
-    # The maximum over ranks decides whether a job fits a machine.
+    # The maximum memory over all ranks decides whether a job fits a machine.
     bytes_by_rank = [result.memory.trained() | {"peak": result.peak} for result in results]
     return {
         kind: max(rank_bytes[kind] for rank_bytes in bytes_by_rank) for kind in bytes_by_rank[0]
     }
 
 
-WARM_UP = 10  # number of warm-up steps after the first step
+# In a run with more than 20 steps, step times exclude the first step and ten warm-up steps.
+WARM_UP = 10
 
 
 def summarise(
@@ -194,12 +199,13 @@ def summarise(
         ranks: Results of the surviving ranks; each key is a rank number.
         whole_result: Results of the whole run, which rank 0 returns.
     """
-    # The import is inside the function, because most callers of this module do not need psutil.
+    # The package psutil is imported inside the function, because most callers of this module do not
+    # need it.
     import psutil
 
     steps = _Steps.of(rows, experiment.seed)
-    # The first training step is excluded, because ranks also send one-time data in it, such as
-    # initial weights.
+    # Bytes per step exclude the first training step, in which ranks also send one-time data, such
+    # as initial weights.
     later = [row for row in rows if row["step"] > 0] or rows
     # Step times have a minimum and a long tail, so percentiles describe them better than a standard
     # deviation.
@@ -331,13 +337,12 @@ def aggregate(seeds: Sequence[Run]) -> Record:
     checks = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
     if checks:
-        # A failed verdict is the worst. Among equal verdicts, the verdict with the largest
-        # difference is the worst.
+        # A failed equivalence check counts as the worst verdict. Among equivalence checks with the
+        # same verdict, the check with the largest difference counts as the worst.
         rank = [
             (check["verdict"] == "failed", check.get("max_abs_difference") or 0) for check in checks
         ]
         merged["equivalence"] = checks[rank.index(max(rank))]
-    # The flag `oversubscribed` is set if any repeat sets it.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
     merged["repeats"] = len(records)
     merged["spread"] = _spread(records)
@@ -345,7 +350,8 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
-    # Epochs are lists, and only the worst verdict is kept, so neither has a minimum and a maximum.
+    # The metrics `epochs` (a list) and `equivalence` (one verdict) have no minimum and maximum over
+    # repeats.
     scalars = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in scalars]
     columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}
@@ -358,7 +364,7 @@ def _median(values: Sequence[Any]) -> Any:
     if is_number(first):
         return statistics.median(value for value in values if is_number(value))
     if isinstance(first, dict):
-        # The dict keeps the order of keys in the first repeat, which a set would lose.
+        # The function `dict.fromkeys` keeps the order of keys, which a set would lose.
         keys = dict.fromkeys(key for value in values if value for key in value)
         return {key: _median([value.get(key) for value in values if value]) for key in keys}
     if isinstance(first, list):

@@ -10,8 +10,8 @@ import yaml
 from labkit.common.canonical_json import JSON, NotPlain
 from labkit.common.files import read_file
 
-MAX_LENGTH = 100_000  # maximum number of characters; long sweeps have thousands
-MAX_DEPTH = 20  # maximum number of nested levels
+MAX_LENGTH = 100_000  # The YAML text of a long sweep has only thousands of characters.
+MAX_DEPTH = 20
 
 
 def read_plain(text: str) -> JSON:
@@ -68,7 +68,8 @@ class _Plain(yaml.SafeLoader):
 
 _Plain.yaml_implicit_resolvers = {}
 for _tag, _pattern in {
-    "null": r"null|Null|NULL|None|~|",  # None is accepted, because Python users write it for null
+    # The text None counts as null, because Python users write it.
+    "null": r"null|Null|NULL|None|~|",
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",

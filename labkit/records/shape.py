@@ -27,9 +27,9 @@ from labkit.common.renamed import (
 
 Field: TypeAlias = Callable[[JSON], bool]
 
-MAX_FIELDS = 1_000  # maximum table columns of a record; an experiment has about 50
-MAX_FOLDER_BYTES = 255  # maximum bytes of a folder's name in usual file systems
-MAX_COUNT = 10**6  # maximum number of ranks, threads or repeats
+MAX_FIELDS = 1_000  # An experiment has only about 50 table columns.
+MAX_FOLDER_BYTES = 255  # Usual file systems limit a folder's name to 255 bytes.
+MAX_COUNT = 10**6
 EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timestamp()
 
 
@@ -92,8 +92,8 @@ def integer(value: JSON) -> bool:
 
 def count(value: JSON) -> bool:
     """An integer from 1 to a million."""
-    # A record of several seeds contains medians of counts, and the median of 2 and 2 is the float
-    # 2.0.
+    # The metrics of several seeds contain medians of counts, which are floats: the median of 2 and
+    # 2 is 2.0.
     return number(value) and 0 < value <= MAX_COUNT and value % 1 == 0
 
 
@@ -132,7 +132,7 @@ def numbers(value: JSON) -> bool:
     """A mapping from names to numbers."""
     if not isinstance(value, dict):
         return False
-    # The set of value types is checked first, because this check is fast even for thousands of
+    # The types of all values are checked first, because this check is fast even for thousands of
     # runs.
     other_types = {*map(type, value.values())} - {float, int, type(None)}
     return not other_types and all(
@@ -176,7 +176,8 @@ def members(value: JSON) -> bool:
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
         and 0 < len(folder.encode()) <= MAX_FOLDER_BYTES
-        and folder not in (".", "..")  # the paths "." and ".." are not inside the sweep's folder
+        # The paths "." and ".." name no folder inside the sweep's folder.
+        and folder not in (".", "..")
         and not {"/", "\0"} & {*folder}
         and isinstance(values := member.get("values"), dict)
         and _columns(values) <= MAX_FIELDS
@@ -368,7 +369,7 @@ def rename_experiment(record: Fields) -> Fields:
     fields = rename_keys(record, EXPERIMENT)
     if "schema" in fields:
         fields["schema"] = SCHEMA
-    defaults: tuple[Any, ...] = (None, [], [], [])  # default values of missing fields
+    defaults: tuple[Any, ...] = (None, [], [], [])
     virtual = {
         new: fields.pop(old, default)
         for (old, new), default in zip(VIRTUAL_CLOCK.items(), defaults, strict=True)

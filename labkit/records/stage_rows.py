@@ -99,9 +99,9 @@ def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
         (candidate.timeline for candidate in (run, *run.seeds) if not candidate.timeline.empty),
         None,
     )
-    if timeline is None:  # a single rank has no timeline
+    if timeline is None:  # A run with a single rank has no timeline.
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
-    # The events are limited to the steps in `history`, which excludes warm-up steps.
+    # The timeline is limited to the steps in `history`, because `history` excludes warm-up steps.
     rank_events = timeline[(timeline["rank"] == rank) & timeline["step"].isin(set(history["step"]))]
     kinds = rank_events["kind"].astype(str).str.split(" ").str[0]
     durations = rank_events["stop"] - rank_events["start"]
@@ -138,7 +138,8 @@ def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]
     """
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks
-    # A schedule uses either `backward` or `backward_input`, so the unused action takes 0 s.
+    # A pipeline schedule contains either `backward` or `backward_input` actions, so the unused kind
+    # of action takes 0 s.
     backward = (seconds["backward"] + seconds["backward_input"]).sum() / ranks
     return float(forward), float(backward), float(weight)
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
 ROWS = (*COMPUTES, "send", "receive")
-ITERATIONS = 3  # number of iterations in figures of delayed gradients
-SETTLING_ITERATIONS = 10  # number of iterations per module until the delays are constant
+ITERATIONS = 3  # Figures of delayed gradients show three consecutive iterations.
+# The simulation runs ten iterations per module, after which the delays of gradients are constant.
+SETTLING_ITERATIONS = 10
 
 
 def is_staged(run: Run) -> bool:
@@ -37,7 +38,8 @@ def strategy_of(run: Run) -> Staged:
     """Return the strategy of a run with a model that is divided into stages."""
     fields = dict(run.experiment["strategy"])
     kind = STRATEGIES[fields.pop("name")]
-    assert issubclass(kind, Staged)  # for the type checker; callers check `is_staged` first
+    # The assertion only informs the type checker, because callers already check `is_staged`.
+    assert issubclass(kind, Staged)
     return kind(**fields)
 
 
@@ -58,8 +60,8 @@ def stage_events(run: Run) -> pandas.DataFrame:
             f"{run.name} has no timeline of stages (state: {run.status['state']}); give a "
             "completed run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients"
         )
-    # Timelines of all strategies have the same columns; for stages, the column bucket contains the
-    # micro-batch number.
+    # In timelines of pipeline stages, the column `bucket` contains the micro-batch number, because
+    # all timelines have the same columns.
     events = timeline[is_stage_event].rename(columns={"bucket": "number"})
     events = events.assign(
         action=parts[0][is_stage_event], stage=parts[1][is_stage_event].astype(int)
@@ -136,10 +138,10 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     table = strategy.table(modules, iterations)
     seconds = stage_seconds(events, table.stages)
     rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])
-    # The bytes that cross a cut of the model are proportional to the number of samples in a
-    # micro-batch.
+    # A stage sends bytes in proportion to the number of samples in a micro-batch.
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
-    if table.recurrent:  # in a recurrent model, each micro-batch is a time segment
+    # A micro-batch of a recurrent model is a segment of the input's time steps.
+    if table.recurrent:
         nbytes /= table.microbatches
     network = _network(run)
     # Measured times already include the slowdown of stragglers, so the simulation must not add it
@@ -151,7 +153,8 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     simulation = replace(simulation, network=network)
     if not strategy.unlocked:
         return simulation
-    last = iterations - 1  # the last iteration is omitted, as some of its messages are never sent
+    # The last simulated iteration is omitted, because some of its messages are never sent.
+    last = iterations - 1
     delays = np.where(_is_backward(table), modules - 1 - table.stage, 0)
     step = table.microbatch + delays
     return _select(simulation, (step >= last - ITERATIONS) & (step < last))
@@ -169,8 +172,8 @@ def predicted_rows(run: Run) -> list[Record]:
     simulation, events, strategy = predicted_pipeline(run), stage_events(run), strategy_of(run)
     starts = events[events["action"] != "update"].groupby("step")["start"].min()
     starts = starts.loc[steady_steps(starts.index)[:1]] if strategy.unlocked else starts
-    # Sends are omitted, because they do not block the sender, and receives show when messages
-    # arrive.
+    # Send events are omitted, because a send does not block the sender, and receive events show
+    # when messages arrive.
     ranks = (simulation.table.rank * strategy.tensor_parallel_size).tolist()
     times = zip(
         ranks,
@@ -225,15 +228,14 @@ def _as_simulation(
         times.setdefault((action, int(stage), int(number)), []).append((start, stop))
     chosen, start, stop = [], [], []
     for index, (_, stage, action, number, _) in enumerate(table.rows()):
-        # A stage receives a micro-batch's activation before its gradient, so times are assigned in
-        # order.
+        # A stage receives a micro-batch's activation before its gradient, so measured times are
+        # assigned in the order of events.
         remaining = times.get((action, stage, number))
         if remaining:
             event_start, event_stop = remaining.pop(0)
             chosen.append(index)
             start.append(event_start)
             stop.append(event_stop)
-    # Times are counted from the start of the first event of the step.
     first_start = min(start)
     rows = table.take(np.array(chosen))
     simulation = PipelineSimulation(
@@ -260,7 +262,7 @@ def _with_deliveries(simulation: PipelineSimulation) -> PipelineSimulation:
     stop = simulation.stop.copy()
     for index, (_, stage, action, number, peer) in enumerate(rows):
         if action == "send":
-            # A send ends when the receiving rank's measured receive ends.
+            # On an emulated network, a send ends when the receiving rank's measured receive ends.
             receive_index = received.get((stage, peer, number))
             takes_time = simulation.network is not None and receive_index is not None
             stop[index] = simulation.stop[receive_index] if takes_time else simulation.start[index]

@@ -61,8 +61,7 @@ def step_costs(run: Run) -> StepCosts | None:
     history = with_end_times(history)
     rows = _parts(history[history["step"].isin(steady_steps(history["step"]))])
     steps = rows.groupby(["seed", "step"])
-    # The times of a training step are averaged over ranks. The median over steps is used, because
-    # outliers hardly change it.
+    # The median over training steps is used, because outliers hardly change a median.
     seconds = steps[list(PARTS)].mean().median()
     ranks = rows.groupby("rank")[["wire_bytes", "messages"]].mean()
     return StepCosts(
@@ -82,16 +81,17 @@ def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # The subtraction includes communication that overlaps computation, so a negative rest is
-    # replaced by 0.
+    # A negative rest is replaced by 0, because the subtracted times include communication that
+    # overlaps computation.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])
 
 
-RANGE = (10e6 / 8, 100e9 / 8)  # range of bandwidths in bytes/s: 10 Mb/s to 100 Gb/s
-LATENCY = 50e-6  # latency in seconds that is typical of 1 Gb/s Ethernet
-_AS_COUNTED = 0.02  # maximum relative difference between measured and computed bytes
+# The compared bandwidths, in bytes/s, range from 10 Mb/s to 100 Gb/s.
+RANGE = (10e6 / 8, 100e9 / 8)
+LATENCY = 50e-6  # A latency of 50 µs is typical of 1 Gb/s Ethernet.
+_AS_COUNTED = 0.02  # Measured and computed bytes count as equal if they differ by at most 2 %.
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
     def fixed(method: MethodCost) -> float:
         return method.work + latency * method.hops
 
-    # If two methods are equally fast, the one with the shorter fixed time is faster at higher
-    # bandwidths.
+    # If two methods are equally fast, the method with less bandwidth-independent time is faster at
+    # higher bandwidths.
     best = min(methods, key=lambda method: (method.seconds(first, latency), fixed(method)))
     wins: list[Win] = []
     while True:
@@ -168,12 +168,13 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
             for index, other in enumerate(methods)
             if fixed(other) < fixed(best)
         ]
-        # If several lines cross at one point, the line with the shortest fixed time is the fastest
-        # beyond this point.
+        # If several methods are equally fast at one bandwidth, the method with the shortest fixed
+        # time is the fastest above it.
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        if edge > first:  # a method that is fastest only at the lowest bandwidth gets no range
+        # A method that is fastest only at the lowest bandwidth gets no range of bandwidths.
+        if edge > first:
             wins.append(Win(best, first, edge))
             first = edge
         best = methods[index]
@@ -217,15 +218,15 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
         formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
-            # If the sent bytes equal the bytes in the allreduce algorithm's formula, the size of
-            # the payload is constant along its route. If the allreduce algorithm has several
-            # phases, the cost model uses the most expensive phase.
+            # If the sent bytes agree with the allreduce algorithm's formula, the payload keeps its
+            # size along its route. If the allreduce algorithm has several phases, the cost model
+            # uses the most expensive phase.
             phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
-    # If the sent bytes differ from the formula, the payload changes its size along the route. For a
-    # payload that changes its size, the cost model uses the counted messages and bytes of the
-    # busiest rank.
+    # If the sent bytes differ from the allreduce algorithm's formula, the payload's size changes
+    # along its route. For a payload that changes its size, the cost model uses the counted messages
+    # and bytes of the busiest rank.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
@@ -237,7 +238,9 @@ def _switch(run: Run) -> Network | None:
     return network if plain else None
 
 
-KINDS = ("intra", "inter")  # threads within an operation, and threads for parallel operations
+# The kind "intra" means threads within an operation, and the kind "inter" means threads for
+# parallel operations.
+KINDS = ("intra", "inter")
 
 
 class StepTime(NamedTuple):
@@ -303,15 +306,15 @@ def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str
     )
     best: tuple[int, int] = steps.median().idxmin()
     for index, kind in enumerate(KINDS):
-        # Candidates share the other thread count with the fastest pair, and are sorted by the
-        # thread count of `kind`.
+        # A candidate is a pair of thread counts that may differ from the fastest pair only in the
+        # count of `kind`.
         candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
         row |= {"threads": kind, "best": best[index], "other": best[1 - index]}
         row |= {"best_ms": float(steps[best].median()), "most": candidates[-1][index]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
-        # The search starts at the highest thread count, and ends at the first count that is not
-        # slower in all repeats.
+        # The search goes down from the highest thread count, until in some repeat a count is not
+        # slower than the best.
         for pair in candidates[: candidates.index(best) : -1] if len(steps) > 1 else []:
             ratio = steps[pair] / steps[best]
             if ratio.min() <= 1:

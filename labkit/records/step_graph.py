@@ -113,8 +113,9 @@ class StepGraph:
         return list(copies.values())
 
 
-Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
-WAY = "product, with the copies"  # label of rows for matrix products whose times include copies
+Row: TypeAlias = dict[str, str | int | float | bool]
+# The label `WAY` marks matrix products whose times include copies between devices.
+WAY = "product, with the copies"
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class PlanMeasurement:
     graph: StepGraph
 
 
-RESOLUTION = 1e-6  # seconds by which the clocks of two threads may differ
+RESOLUTION = 1e-6  # The clocks of two threads may differ by up to 1 µs.
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class ReadyQueue:
         times = {t for entry in self.served if entry.timed for t in (entry.start, entry.stop)}
         distinct_times: list[float] = []
         for time in sorted(times, reverse=True):
-            # If several times are closer than the clock's resolution, the last of them is used.
+            # Of several times within the clock's resolution, only the last time is used.
             if not distinct_times or distinct_times[-1] - time > RESOLUTION:
                 distinct_times.append(time)
         return [self.at(time) for time in reversed(distinct_times)]

@@ -38,16 +38,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # The environment variable LABKIT_ELEMENT identifies the task of a Slurm job array to which the
-# process belongs. The process of an array task may run on another node, whose processes this
-# machine cannot see.
+# process belongs. An array task may run on another node, and a machine sees only its own processes.
 ELEMENT = "LABKIT_ELEMENT"
-_REASON = ".reason"  # file in a job's folder with the reason why it was interrupted
+# The file `.reason` in a job's folder contains the reason why the job was interrupted.
+_REASON = ".reason"
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
-MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have about 10 million bytes
-MAX_TABLE_BYTES = 2**28  # maximum bytes of a compressed Parquet file
-START_TOLERANCE = 0.1  # seconds by which two readings of a process's start may differ
-MAX_NAME_BYTES = 120  # maximum bytes, below the usual 255, because archives lengthen names
+MAX_RECORD_BYTES = 2**26  # The metrics of 100,000 epochs have about 10 million bytes.
+# The constant MAX_TABLE_BYTES is the maximum size of a compressed Parquet file.
+MAX_TABLE_BYTES = 2**28
+# Two readings of a process's start, relative to the boot, may differ by 0.1 s.
+START_TOLERANCE = 0.1
+# Names are shorter than the usual limit of 255 bytes, because archives lengthen names.
+MAX_NAME_BYTES = 120
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -56,8 +59,8 @@ HISTORY_COLUMNS = (
     | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
 )
 
-# The content of a JSON file that labkit writes, as a dict. The fields of a record depend on the
-# kind of file.
+# A `Record` is the content of a JSON file that labkit writes, as a dict. The fields of a record
+# depend on the kind of JSON file.
 Record: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Mapping[str, JSON]
 Rows: TypeAlias = Sequence[Fields]
@@ -72,7 +75,7 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
     try:
         replace_file(path, data)
     except OSError as error:
-        # The error of a full disk contains no file name.
+        # The operating system's error for a full disk contains no file name.
         error.filename = error.filename or str(path)
         raise
     return path
@@ -145,8 +148,8 @@ def read_bytes(path: Path | str, last: int | None = None) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Convert NumPy values, paths and tuples to values that strict JSON allows."""
-    # All NumPy and pandas values have the method `tolist`, by which they are recognised without an
-    # import of these packages.
+    # NumPy and pandas values are recognised by their method `tolist`, without an import of NumPy or
+    # pandas.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -198,7 +201,8 @@ def run_directory(name: str) -> Path:
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
-    # The path is resolved, so that it remains valid if the notebook changes its working directory.
+    # The run's path is absolute, so that it remains valid if the notebook changes its working
+    # directory.
     return new_run_directory(folder.resolve(), name)
 
 
@@ -256,7 +260,7 @@ def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fie
     import yaml
 
     values = _plain(dict(parameters))
-    # The header is a YAML comment, so the command `labkit run -f` accepts the file.
+    # The header of params.yaml is a YAML comment, so the command `labkit run -f` accepts the file.
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
@@ -286,7 +290,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# --- status of a run -----------------------------------------------------------------------------
+# --- status --------------------------------------------------------------------------------------
 
 
 def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
@@ -337,7 +341,7 @@ def write_results(
     directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
 ) -> None:
     """Write metrics and history like `finish`, but no final status: the run may continue."""
-    # The metrics are written last, so that every run with metrics also has a history.
+    # The file metrics.json is written last, so that every run with metrics also has a history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
 
@@ -406,7 +410,8 @@ def prune(directory: Path, cause: str) -> None:
 
 def write_reason(directory: Path, cause: str) -> None:
     """Write the reason for an interrupt to a file, which the process of the job reads."""
-    with suppress(OSError):  # if writing fails, the interrupt has no reason
+    # If the reason cannot be written, the record of the interrupt has no reason.
+    with suppress(OSError):
         write_atomically(directory / _REASON, cause)
 
 
@@ -480,8 +485,8 @@ def fallback_status(directory: Path, status: Record) -> Record | None:
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
     """Update the status record of a run, and keep the values of fields that are not given."""
-    # Only one process writes the status of a run, so no other process changes the status between
-    # the following read and write.
+    # Only one process writes the status of a run, so reading and rewriting the status needs no
+    # lock.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     previous = read_json(path) if path.exists() else blank
@@ -490,7 +495,8 @@ def _write_status(directory: Path, state: str, **fields: JSON) -> None:
         write_json(path, record)
     except OSError as error:
         if not fields.get("ended"):
-            raise  # a run that is just starting has no results to save
+            # At the start of a run, the error is raised, because the run has no results to save.
+            raise
         _write_fallback_status(directory, record, error)
 
 
@@ -515,7 +521,7 @@ def this_process() -> Record:
     """Return status fields that identify this process, even if its pid is reused later."""
     import psutil
 
-    # The boot time is read first, because processes' start times are relative to it.
+    # The boot time is read first, because psutil computes the start times of processes from it.
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
     identity = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
@@ -541,8 +547,8 @@ def is_alive(status: Record) -> bool:
         process = psutil.Process(pid)
         started = process.create_time()
         # The system computes the start of a process from a rounded boot time, so a difference of 2
-        # s is tolerated. If someone sets the clock, the boot time changes, but the seconds from
-        # boot to process start do not.
+        # s is tolerated. If a user changes the system clock, the boot time changes, but the seconds
+        # from boot to process start do not.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < START_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE

@@ -23,11 +23,13 @@ from labkit.common.files import UnsafeFile, open_file, read_file, replace_file
 from labkit.records import store
 from labkit.records.store import Record
 
-PRUNED = "pruned"  # content of the stop file if a search ends the run
-FOLDER = "live"  # subfolder of a run's directory that exists while the run is active
-STOP = "stop"  # file in the folder `live` that asks ranks to end training
-SUBMITTER = "submitter.json"  # file in the folder `live` that identifies the submitter
-MAX_READ_BYTES = 2**26  # maximum bytes that one call reads from a rank's file
+# The stop file contains the text "pruned" if a hyperparameter search ends the run.
+PRUNED = "pruned"
+FOLDER = "live"  # The subfolder `live` of a run's folder exists while the run is active.
+STOP = "stop"  # The file `stop` in a run's folder `live` asks the ranks to end training.
+# The file `submitter.json` in a run's folder `live` identifies the process that submitted the run.
+SUBMITTER = "submitter.json"
+MAX_READ_BYTES = 2**26
 Message = tuple[str, Record]
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -83,12 +85,12 @@ class StreamWriter:
         """Append lines to the message file, unless an earlier write has failed."""
         if self._failed:
             return
-        # The flag `_failed` is cleared only after a complete write, so that nothing follows a
+        # The flag `_failed` stays set after an incomplete write, so that no message follows a
         # partial line.
         self._failed = True
-        # If a write fails, training continues without messages. A write fails if the folder of an
-        # abandoned run was removed, or if the disk is full. A full disk may truncate a line, which
-        # readers then treat as incomplete.
+        # If a message cannot be written, training continues without messages. A write fails if the
+        # folder of an abandoned run was removed, or if the disk is full. A full disk may truncate a
+        # line, which readers then treat as incomplete.
         with suppress(OSError):
             with os.fdopen(open_file(self._path, _APPEND, self._folder.parent), "a") as file:
                 file.write(text)
@@ -123,8 +125,7 @@ class StreamReader:
     def _new(self, path: Path) -> bytes:
         """Return the new complete lines since the last call, at most MAX_READ_BYTES in total."""
         with os.fdopen(open_file(path, root=self.folder.parent), "rb") as file:
-            # Reading continues where the last call ended, because long files are read twice per
-            # second.
+            # Each call reads only new lines, because long message files are read twice per second.
             file.seek(self._positions.get(path, 0))
             content = file.read(MAX_READ_BYTES)
             # If the last line is incomplete, the next call reads the line again.
@@ -156,7 +157,8 @@ class StreamReader:
 
     def stop(self, reason: str = "") -> None:
         """Ask all ranks to end the training after the same step."""
-        with suppress(FileNotFoundError):  # the run has ended, so its message folder is removed
+        # A run's message folder is missing after the run has ended.
+        with suppress(FileNotFoundError):
             replace_file(self.folder / STOP, reason.encode(), self.folder.parent)
 
     def is_stop_requested(self) -> bool:

@@ -19,7 +19,8 @@ from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
-_INDEX = "index"  # name of the array with UTF-8 JSON that describes the other arrays
+# The array `index` contains UTF-8 JSON that describes the other arrays in the file.
+_INDEX = "index"
 
 
 class TensorBox(NamedTuple):
@@ -60,7 +61,7 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
         start = np.maximum(piece.corner, corner)
         stop = np.minimum(
             np.add(piece.corner, piece.values.shape), np.add(corner, shape)
-        )  # the part of the piece that is in the requested box
+        )  # The box from `start` to `stop` is the part of the piece that is in the requested box.
         if np.any(stop <= start):
             continue
         target = tuple(map(slice, start - corner, stop - corner))
@@ -131,7 +132,9 @@ class RankFile:
         for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                if values.dtype.kind == "V":  # tensor of a type that NumPy lacks, such as bfloat16
+                # NumPy reads a tensor of a type that NumPy lacks, such as bfloat16, as raw bytes
+                # (dtype kind V).
+                if values.dtype.kind == "V":
                     values = values.view(np.dtype(kind))
             yield TensorBox(name, values, whole, corner, is_local)
 
@@ -170,7 +173,7 @@ class CheckpointState:
 def _arrays(content: Any) -> Any:
     """Return the arrays of an .npz file; raise an error if any is compressed or encrypted."""
     arrays = np.load(content, allow_pickle=False)
-    # Bit 0 of an entry's flags means that the entry is encrypted.
+    # Bit 0 of a ZIP entry's flags means that the entry is encrypted.
     if any(
         entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
     ):

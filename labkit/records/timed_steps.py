@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WARM_UP_STEPS = 10  # number of first steps that count as warm-up
+WARM_UP_STEPS = 10
 
 Interval = tuple[float, float]
 
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
     """Return all step numbers except the first 10, or except the first half in a short run."""
-    # In a run with fewer than 20 steps, only the first half is omitted, so that some steps remain.
+    # In a run with fewer than 20 steps, the first half counts as warm-up, so that some steps
+    # remain.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]
 
@@ -84,7 +85,8 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
             f"{recorded.max()}"
         )
     begin, end = chosen["start"].min(), chosen["stop"].max()
-    # Events are selected by time, because ranks may still exchange a bucket of the previous step.
+    # Timeline events are selected by time, because ranks may still exchange a gradient bucket of
+    # the previous step.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
     # Communication events are not selected by step number, because the communication thread may
     # record the number of the previous or next step.
@@ -130,7 +132,8 @@ def is_asynchronous(history: pd.DataFrame) -> bool:
     In an asynchronous run, workers have different numbers of steps, or some gradients are stale or
     dropped.
     """
-    if "ranks" in history:  # after a failure, only surviving ranks have steps
+    # After a rank's failure, only the surviving ranks have steps, although the run is synchronous.
+    if "ranks" in history:
         return False
     if history.groupby(["seed", "rank"]).size().nunique() > 1:
         return True
@@ -159,8 +162,8 @@ def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
     counts = is_applied(rows)
     done = counts.astype(int).groupby(rows["seed"]).cumsum()
-    # Ranks without applied gradients are other stages of a replica, so they do not count as
-    # workers.
+    # A rank that applies no gradients is another stage of a replica, so it does not count as a
+    # worker.
     workers = rows.loc[counts, "rank"].nunique()
     return rows.assign(step=(done - 1).clip(lower=0) // max(1, workers))
 
@@ -176,7 +179,8 @@ def steps_until(run: Run, step: float) -> float:
     return step * (1 - float(backups) / int(run.experiment.get("workers") or 1))
 
 
-MIN_HIDDEN_FRACTION = 0.01  # a smaller fraction that could be hidden is only noise
+# If less than 1 % of the communication could be hidden, the hidden fraction is only noise.
+MIN_HIDDEN_FRACTION = 0.01
 NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
     ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
 )
@@ -192,9 +196,13 @@ class Overlap:
     """
 
     step: int
-    ready: list[float]  # for each bucket, the time in s at which it is ready
-    seconds: list[float]  # for each bucket, the duration of its communication in s
-    # `waits` contains (bucket, start, stop) of each wait on the rank that waits least.
+    # The list `ready` contains, for each gradient bucket, the time in s at which the bucket is
+    # ready.
+    ready: list[float]
+    # The list `seconds` contains the duration of each gradient bucket's communication in s.
+    seconds: list[float]
+    # The list `waits` contains (bucket, start, stop) of each wait for communication on the rank
+    # that waits least.
     waits: list[tuple[int, float, float]]
 
     @property
@@ -205,7 +213,7 @@ class Overlap:
     @property
     def exposed(self) -> float:
         """Seconds for which training waits for communication; overlapping waits count once."""
-        # Time before `waited_until` has already been counted.
+        # Waiting time before `waited_until` has already been counted.
         exposed, waited_until = 0.0, self.waits[0][1]
         for _, start, stop in self.waits:
             exposed += max(0.0, stop - max(start, waited_until))
@@ -222,9 +230,9 @@ class Overlap:
         """
         urgency = [0] * len(self.ready)
         for position, (bucket, _, _) in enumerate(self.waits):
-            # A bucket for which training waits earlier is more urgent.
+            # A gradient bucket is more urgent if training waits for it earlier.
             urgency[bucket] = position
-        # No single order is optimal in all cases, so two orders are compared.
+        # No single order of bucket exchanges is optimal in all cases, so two orders are compared.
         by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
         orders = (by_ready_time, by_priority(self.ready, self.seconds, urgency))
         return min(self._exposed(self._finish(order)) for order in orders)
@@ -241,7 +249,7 @@ class Overlap:
     def _exposed(self, finish: list[float]) -> float:
         now, waited_until, exposed = self.waits[0][1], self.waits[0][1], 0.0
         for bucket, start, stop in self.waits:
-            # Adds the computation time since the previous wait.
+            # The simulated time `now` advances by the computation time between two waits.
             now += max(0.0, start - waited_until)
             exposed += max(0.0, finish[bucket] - now)
             now, waited_until = max(now, finish[bucket]), max(waited_until, stop)
@@ -332,8 +340,8 @@ def _overlap(part: pandas.DataFrame) -> Overlap:
 
 
 SYNTHETIC, INSIDE = "synthetic", "in the step"
-# Each input pipeline after the synthetic one adds a technique to the pipeline before it, so the
-# pipeline "cache" also includes prefetching.
+# Each input pipeline after "synthetic" adds one technique to the previous pipeline, so "cache" also
+# includes prefetching.
 WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 

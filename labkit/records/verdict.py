@@ -217,7 +217,7 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
 
 def _quantile(freedom: float) -> float:
     """Return the 95 % quantile of |t| for Student's t distribution."""
-    # The import is inside the function, because SciPy is slow to import, and most runs need no
+    # SciPy is imported inside the function, because its import is slow, and most runs need no
     # verdict.
     from scipy.special import stdtrit
 

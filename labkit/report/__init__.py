@@ -143,7 +143,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequenc
     table = table_of(entries)
     code = scripts()
     module, styles = tables() if len(entries) > 1 else ("", "")
-    # Autoescaping is on, because the names of runs and notebooks come from untrusted sources.
+    # Jinja escapes HTML, because the names of runs and notebooks come from untrusted sources.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
@@ -186,8 +186,8 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
     measured_runs = (
         run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
     )
-    # Compression statistics are drawn only for the first four runs that have them. A figure of
-    # compression statistics has five panels, and a browser cannot open a page with fifty such
+    # The report draws compression statistics only for the first four runs that have them. A figure
+    # of compression statistics has five panels, and a browser cannot open a page with fifty such
     # figures.
     whole_figures += [
         ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
@@ -232,7 +232,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: _parameter(value) for key, value in common.items()}
 
 
-# CSS border styles that correspond to Plotly's dash styles.
+# The dict `_DASHES` maps Plotly's dash styles to CSS border styles.
 _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
 
 
@@ -270,7 +270,7 @@ def _environments(entries: Sequence[RunEntry]) -> list[dict[str, JSON]]:
     for entry in entries:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
-            # The key is the JSON text of an environment, because a dict cannot be a key.
+            # Environments are grouped by their JSON text, because a dict cannot be a key.
             labels.setdefault(json.dumps(record), []).append(entry.label)
     return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
 

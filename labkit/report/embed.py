@@ -25,13 +25,14 @@ from labkit.figures.kit.sheet import Sheet
 from labkit.report.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='
-MAX_HEIGHT = 20_000  # maximum height of a figure in pixels
-NARROW_AXES = 4  # maximum number of parallel axes that fit on a phone
-MAX_ALT_LENGTH = 6_000  # maximum length of an alternative text in characters
-OFFERS = '<p class="offers"></p>'  # HTML element to which the page's script adds download buttons
+MAX_HEIGHT = 20_000  # The page ignores a figure's height of 20,000 pixels or more.
+NARROW_AXES = 4  # A phone's screen is wide enough for at most four parallel axes.
+MAX_ALT_LENGTH = 6_000
+# The page's script adds download buttons to the HTML element with the class `offers`.
+OFFERS = '<p class="offers"></p>'
 BUNDLE_END = "window.Plotly = Plotly;"
-# An HTML element for figures that may be wider than the page. Its attribute `tabindex` allows
-# scrolling by keyboard.
+# The HTML element with the class `scroll` contains a figure that may be wider than the page. The
+# HTML attribute `tabindex` allows scrolling by keyboard.
 _SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
@@ -82,8 +83,8 @@ def sheet_html(sheet: Sheet) -> str:
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_SCROLLABLE if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
-    # An alternative text above MAX_ALT_LENGTH is useless in a screen reader, and the table also
-    # contains all values.
+    # A very long alternative text is useless in a screen reader, and the table also contains all
+    # values.
     if len(words) > MAX_ALT_LENGTH:
         words = f"{words[:MAX_ALT_LENGTH].rpartition('; ')[0]}; the table lists all other runs."
     title, words = _text(sheet.title), _text(words)
@@ -107,8 +108,8 @@ def _plot(record: Mapping[str, JSON]) -> str:
     # The page reserves the height of a figure before drawing it, so that the text below does not
     # move.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
-    # A browser without scripts shows the still picture. In other browsers, a script replaces the
-    # picture by the interactive figure.
+    # A browser without JavaScript shows a still picture of the figure. With JavaScript, the page's
+    # script replaces the still picture by the interactive figure.
     still = picture(record)
     place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
     return place + data_html(dict(record), **{"class": "labkit-figure"})

@@ -46,8 +46,8 @@ def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
         if (address := _address(bundle))
         for form in (name, quote(name), quote(name, safe="()!*'"))
     }
-    # Longer names are replaced first, because one name may be the beginning of another: "a.png"
-    # begins "a.png.png".
+    # Longer attachment names are replaced first, because one name may begin another: "a.png" begins
+    # "a.png.png".
     for form in sorted(addresses, key=len, reverse=True):
         source = source.replace(f"attachment:{form}", addresses[form])
     source = _ATTACHMENTS_IMAGE.sub(_missing_note, _TAG.sub(_missing_note, source))
@@ -74,8 +74,8 @@ def _address(bundle: Any) -> str:
 
 
 # `_TAGS` contains the HTML elements that remain after sanitizing: text, tables and foldable
-# sections. `_ATTRIBUTES` contains the allowed attributes; ids are forbidden, because the script of
-# the report page finds its own elements by id.
+# sections. Attributes outside `_ATTRIBUTES` are removed; ids are forbidden, because the report
+# page's script finds its own elements by id.
 _TAGS = {
     *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
     *("dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img"),
@@ -86,7 +86,8 @@ _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
 
-# The template folds code cells. The template of nbconvert renders everything else.
+# The template makes code cells and long text outputs of a notebook foldable. The template of
+# nbconvert renders all other parts of a notebook.
 _TEMPLATE = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block input_group -%}
@@ -141,12 +142,14 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
                 # predict it.
                 placeholder = f"figure-{secrets.token_hex(16)}"
                 figures[placeholder] = figure_html(content)
-                # A placeholder stands for the figure until after sanitizing, which would remove the
-                # figure's script.
+                # A placeholder replaces each figure until the HTML is sanitized, because sanitizing
+                # would remove the figure's script.
                 output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
-        extra_template_basedirs=[],  # empty, because templates in the current folder can run code
+        # The list of template folders is empty, because templates in the current folder can run
+        # code.
+        extra_template_basedirs=[],
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,
@@ -155,7 +158,7 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
     )
     try:
         text = sanitized(exporter.from_notebook_node(notebook)[0])
-    except Exception as error:  # a notebook by another author may cause any error in nbconvert
+    except Exception as error:  # A notebook by another author may cause any error in nbconvert.
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise LabkitError(f"{path} cannot be shown: {reason}") from error
     for placeholder, figure in figures.items():
@@ -180,11 +183,13 @@ def sanitized(text: str) -> str:
     """Return HTML without scripts, styles, handlers, ids, forms, frames and remote images."""
     import bleach
 
-    # The function `re.sub` removes the text of scripts and styles, which a browser would otherwise
-    # show. Only the call of `bleach` below makes the HTML safe.
+    # With `strip=True`, bleach removes script and style tags but keeps their text, so `re.sub`
+    # removes the text. Only `bleach.clean` makes the HTML safe; the regular expressions do not.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
     clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)
-    return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # drops images whose address was removed
+    # Images without an address are removed, because `bleach` removes forbidden addresses but keeps
+    # the images.
+    return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)
 
 
 _PROTOCOLS = {"http", "https", "mailto", "data"}
@@ -206,10 +211,11 @@ def _read(path: Path, links: bool) -> NotebookNode:
         # By default, links are not followed, because a link in an untrusted job folder may lead to
         # a private file.
         content = notebook_bytes(path) if links else read_file(path, MAX_NOTEBOOK_BYTES)
-        # `read_plain_json` raises an error if the JSON is nested too deeply or too large.
+        # The call of `read_plain_json` rejects JSON that is nested too deeply or is too large.
         read_plain_json(content, strict=False)
         notebook = nbformat.reads(content.decode(), as_version=4)
-        nbformat.validate(notebook)  # `reads` only warns about invalid notebooks
+        # The function `nbformat.reads` only warns about invalid notebooks.
+        nbformat.validate(notebook)
         return notebook
     # If a file is not a notebook, nbformat may raise errors of many types.
     except Exception as error:

@@ -67,16 +67,16 @@ def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
     if "notebook" in run.experiment:
         return ""
     fields = {k: v for k, v in run.experiment.items() if k not in defaults or v != defaults[k]}
-    # No command reproduces a run whose experiment contains a function or arrays, because the record
-    # has only their source or checksums.
+    # No command reproduces an experiment with functions or arrays, because the record contains only
+    # their source or checksums.
     if any(_has_external_parts(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"
-    # Private paths are removed before quoting, because their removal afterwards could delete a
+    # Private paths are removed before the text is quoted, because a later removal could delete a
     # quotation mark.
     quoted_fields = shlex.quote(scrub(json.dumps(fields)))
     run_command = shlex.join(["labkit", "run", _safe_path(file)])
-    # `printf` is needed for backslashes, because `echo` interprets them in some shells.
+    # The command `printf` prints backslashes unchanged, but `echo` interprets them in some shells.
     print_command = r"printf '%s\n'" if "\\" in quoted_fields else "echo"
     return f"{print_command} {quoted_fields} > {shlex.quote(_safe_path(file))} && {run_command}"
 
@@ -97,7 +97,7 @@ def command(job: Path) -> str:
     try:
         parameters = read_plain_file(job / "params.yaml") or {}
     except NotPlain:
-        return ""  # the report shows no command, because the record is damaged
+        return ""  # The report shows no command if the record of the job's parameters is damaged.
     if not isinstance(parameters, dict):
         return ""
     words = ["labkit", "run", _safe_path(_name(job))]

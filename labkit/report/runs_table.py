@@ -21,11 +21,13 @@ from labkit.records.analysis.columns import (
 )
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
-# Parameters that the table shows in columns with other names.
+# The table shows the parameters `seed`, `repeats` and `verify` in columns with other names.
 _SHOWN_ELSEWHERE = ("seed", "repeats", "verify")
-_FIXED_COLUMNS = ("label", "state", "equivalence", "seeds")  # columns of every table
-_MAX_RESULTS = 24  # greatest number of result columns; filters also accept results without a column
-_MAX_HINTS = 3  # greatest number of tooltips in a cell that stands for all rows
+_FIXED_COLUMNS = ("label", "state", "equivalence", "seeds")
+_MAX_RESULTS = 24  # Filters of the table also accept results that have no column.
+# The constant _MAX_HINTS is the maximum number of tooltips in a cell that stands for a whole
+# column.
+_MAX_HINTS = 3
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
     "samples_per_second": "samples/s",

@@ -35,7 +35,8 @@ from labkit.report.svg_axes import (
 )
 
 MAX_BARS = 100
-MAX_CELLS = 10_000  # greatest number of cells of a heat map, and of bars of a trace
+# The constant MAX_CELLS is the maximum number of cells of a heat map, and of bars of a trace.
+MAX_CELLS = 10_000
 GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
@@ -83,7 +84,7 @@ def _segments(line: Record, pixels: list[Point], most: int) -> Iterator[str]:
 def _markers(trace: Record, pixels: Iterable[Point]) -> Iterator[str]:
     marker = trace.get("marker") or {}
     if marker.get("opacity", 1) == 0 or trace.get("opacity", 1) == 0:
-        return  # the trace has invisible markers that only receive clicks
+        return  # Invisible markers only receive clicks, so a picture omits them.
     symbols = marker.get("symbol") or ""
     groups: dict[tuple[str, bool], list[Point]] = defaultdict(list)
     for number, pixel in enumerate(pixels):
@@ -188,13 +189,17 @@ def thin(points: list[Point], most: int) -> list[Point]:
     return finite if step <= 1 else [*finite[:-1:step], finite[-1]]
 
 
-WIDTH, RIGHT = 640.0, 12.0  # width of the picture and right margin in pixels
-LINE = 14.0  # distance between lines of text in pixels
-LETTER = 5.6  # average width of a character of small text in pixels
+# The constants WIDTH and RIGHT are the width and the right margin of a picture in pixels.
+WIDTH, RIGHT = 640.0, 12.0
+LINE = 14.0  # The constant LINE is the distance between lines of text in pixels.
+LETTER = 5.6  # The constant LETTER is the average width of a character of small text in pixels.
 _BREAK = re.compile(r"<br\s*/?>")
-MAX_POINTS = 6_000  # greatest number of points of all lines in a picture together
-MAX_TRACES = 1_000  # greatest number of traces; a figure with more traces has no picture
-MAX_PARTS = 20_000  # greatest number of SVG elements in a picture
+# The constant MAX_POINTS is the maximum number of points of all lines in a picture together.
+MAX_POINTS = 6_000
+# The constant MAX_TRACES is the maximum number of traces in a figure that has a still picture.
+MAX_TRACES = 1_000
+# The constant MAX_PARTS is the maximum number of SVG elements in a still picture.
+MAX_PARTS = 20_000
 
 
 def picture(record: Record) -> str:
@@ -207,7 +212,9 @@ def picture(record: Record) -> str:
         height = float(layout.get("height") or 450)
         parts = list(islice(_parts(record.get("data") or [], layout, height), MAX_PARTS + 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return ""  # The page describes an invalid figure from another author only as text.
+        # An invalid figure by another author has no picture; the page only describes the figure as
+        # text.
+        return ""
     if not 0 < len(parts) <= MAX_PARTS:
         return ""
     box = f"viewBox='0 0 {WIDTH:g} {height:g}'"
@@ -227,7 +234,8 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
         return
     pairs = sorted(drawn, key=_axes)
     most_points = max(2, MAX_POINTS // max(1, len(drawn)))
-    panel_starts = {WIDTH}  # left ends of panels including axis labels, in pixels
+    # The set `panel_starts` contains the left ends of panels, including axis labels, in pixels.
+    panel_starts = {WIDTH}
     for (x_name, y_name), traces in groupby(pairs, key=_axes):
         panel_traces = list(traces)
         x_look = layout.get(f"xaxis{x_name[1:]}") or {}
@@ -252,15 +260,16 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
             y_pixel = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
             lines = _BREAK.split(note["text"])
-            if anchor == "start":  # A left-aligned text must end before the next panel begins.
+            # A left-aligned annotation must end before the next panel begins, so its lines are cut.
+            if anchor == "start":
                 room = (
                     min((start for start in panel_starts if start > x_pixel), default=WIDTH)
                     - x_pixel
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
-            # If the `yanchor` of a note is "top", the note's position is that of its first line of
-            # text. If the `yanchor` of a note is not "top", the note's position is that of its last
-            # line of text.
+            # The position of a Plotly annotation with the `yanchor` "top" is the position of its
+            # first line of text. The position of a Plotly annotation with another `yanchor` is the
+            # position of its last line of text.
             lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
                 shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)

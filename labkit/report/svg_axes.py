@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.common.privacy import scrub
 
-Point: TypeAlias = tuple[float, float]  # x and y in pixels
+Point: TypeAlias = tuple[float, float]  # A `Point` consists of the coordinates x and y in pixels.
 
 _TAG = re.compile(r"<[^<>]*>")
 
@@ -104,12 +104,15 @@ def interpolate(scale: Sequence[Sequence[Any]], share: float) -> str:
     )
 
 
-Record: TypeAlias = Mapping[str, Any]  # Plotly JSON, possibly untrusted
+# A `Record` is a part of a Plotly figure's JSON, which may be untrusted.
+Record: TypeAlias = Mapping[str, Any]
 
-LEFT = 62.0  # minimum width in pixels for the labels of a vertical axis
-MAX_LABEL_LENGTH = 18  # maximum number of characters in a label of a vertical axis
-MAX_TICKS = 60  # maximum number of ticks; more ticks would merge into a bar
-DECADES = 300  # maximum power of ten on a logarithmic axis (limit of floats)
+LEFT = 62.0  # The constant LEFT is the minimum width in pixels for the labels of a vertical axis.
+MAX_LABEL_LENGTH = 18
+MAX_TICKS = 60  # The number of ticks is limited, because too many ticks would merge into a bar.
+# Exponents on a logarithmic axis lie between -300 and 300, because floats cannot represent much
+# larger powers.
+DECADES = 300
 
 
 class Axis:

@@ -53,8 +53,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# In the schedules of IN_NETWORK, network switches add the values. Only simulations and drawings use
-# IN_NETWORK, because ranks do not execute such schedules.
+# In the schedules in the dict `IN_NETWORK`, network switches add the ranks' values. Ranks do not
+# execute schedules in which switches add values; only simulations and drawings use such schedules.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {

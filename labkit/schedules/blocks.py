@@ -58,10 +58,14 @@ class BlockRounds:
         self._parallel, self._select, self._floor = parallel, select, floor
         self._depends = depends
         self._random = np.random.default_rng(seed)
-        self._order = np.arange(count)  # block numbers, longest wait first
-        self._chosen = np.zeros(count)  # number of the round that last selected each block
+        # The array `_order` contains block numbers, with the block that waits longest first.
+        self._order = np.arange(count)
+        # The array `_chosen` contains, for each block, the number of the round that last selected
+        # the block.
+        self._chosen = np.zeros(count)
         self._round = 0
-        self._changes = np.full(count, np.inf)  # infinite for blocks that were never selected
+        # The recorded change of a block is infinite until a round has selected the block.
+        self._changes = np.full(count, np.inf)
 
     def next(self) -> NDArray[np.intp]:
         """Return the sorted numbers of the blocks of the next round."""
@@ -77,14 +81,16 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
-        self._chosen = self._chosen.copy()  # copy, because a saved state refers to the old array
+        # The array is copied, because a saved state refers to the old array.
+        self._chosen = self._chosen.copy()
         self._chosen[chosen] = self._round
         self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
         """Record how much the weights of the selected blocks changed in their round."""
-        self._changes = self._changes.copy()  # copy, because a saved state refers to the old array
+        # The array is copied, because a saved state refers to the old array.
+        self._changes = self._changes.copy()
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:

@@ -73,7 +73,8 @@ class AlphaBetaCost:
         """Return the buffer size in bytes at which `self` and `other` cost the same, or None."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # The cost lines are parallel, or they cross at a buffer size that is not positive.
+        # No positive buffer size has equal costs: the cost lines are parallel, or cross at a size
+        # that is not positive.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -123,9 +124,9 @@ def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
     return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)
 
 
-SUM = -1  # the final content of a chunk is its sum over all ranks
-ANY = -2  # unspecified: the collective makes no promise for this chunk
-SHOWN = 4  # number of ranks in the HTML display of a collective
+SUM = -1  # The value SUM means that a chunk finally contains its sum over all ranks.
+ANY = -2  # The value ANY means that a collective makes no promise about a chunk's final content.
+SHOWN = 4  # The HTML display of a collective shows four ranks.
 
 Call = ParamSpec("Call")
 Ends: TypeAlias = Callable[[int, int], Integers]
@@ -140,15 +141,15 @@ class DrawnFunction:
     def take_name(self, drawing: Callable[..., object]) -> None:
         """Copy the name and the docstring of the function to this object."""
         for name in WRAPPER_ASSIGNMENTS:
-            if hasattr(drawing, name):  # a `functools.partial` has no `__name__`
+            if hasattr(drawing, name):  # A `functools.partial` object has no attribute `__name__`.
                 object.__setattr__(self, name, getattr(drawing, name))
-        # `inspect.signature` reads `__wrapped__`; because the dataclass is frozen, plain assignment
-        # would fail.
+        # The function `inspect.signature` reads `__wrapped__`, which needs `object.__setattr__`,
+        # because the dataclass is frozen.
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # The name of the decorated function refers to the `DrawnFunction`, so pickle can store the
-        # name instead of the object.
+        # Pickle can store the decorated function by name, because that name refers to the
+        # `DrawnFunction` object.
         name = getattr(self, "__name__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:
             return str(name)

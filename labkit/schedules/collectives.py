@@ -208,7 +208,8 @@ def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
-    tape: Integers = np.arange(2 * size) % size  # each round uses a view of `tape`, not a copy
+    # Each round uses a view of the array `tape`, so that no copy is made.
+    tape: Integers = np.arange(2 * size) % size
     for step in range(size - 1):
         start = (first - step) % size
         yield Round(ranks, following, tape[start : start + size], span, reduce=adds)
@@ -240,7 +241,8 @@ def _to_children(size: int) -> Counts:
     """Count the children r + 2ᵏ < p of each rank r, where 2ᵏ is below the lowest set bit of r."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
-    # The highest ranks have fewer children than they would have in a full tree.
+    # In the broadcast tree, the highest ranks have fewer children than they would have in a full
+    # tree.
     children = np.minimum(lowest, room)
     return Counts(children, children, 1)
 
@@ -377,7 +379,9 @@ def _butterfly_critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     extra = size - (1 << rounds)
     if not extra:
         return (_butterfly_cost(size),)
-    shared = ceil_lg(extra)  # rounds in which folded ranks wait for each other
+    # Ranks beyond the largest power of two are folded; folded ranks wait for each other in `shared`
+    # rounds.
+    shared = ceil_lg(extra)
     hops, queued = AlphaBetaCost(shared + 2, shared + 2, shared + 1), rounds - shared
     last = AlphaBetaCost(rounds + 1, rounds + 1, rounds + 1)
     return last, hops + AlphaBetaCost(beta=queued), hops + AlphaBetaCost(gamma=queued)
@@ -406,7 +410,7 @@ def _butterfly_doubling(size: int) -> Iterator[Round]:
     ranks = np.arange(size)
     distance = 1
     while distance < size:
-        # The rank numbers of two partners differ in one bit.
+        # In a butterfly round, the numbers of two partner ranks differ in one bit.
         yield Round(ranks, ranks ^ distance, reduce=True)
         distance *= 2
 

@@ -11,9 +11,12 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.schedules.round import Booleans, Integers, boundaries
 
-Grid: TypeAlias = tuple[int, int]  # rows and columns of machines
-Shape: TypeAlias = tuple[int, int, int]  # rows, columns, channels of one sample
-Boxes: TypeAlias = Integers  # (machines, 3, 2): start and end of rows, columns, channels
+Grid: TypeAlias = tuple[int, int]  # A `Grid` holds the numbers of rows and columns of machines.
+# A `Shape` holds the numbers of rows, columns and channels of one sample.
+Shape: TypeAlias = tuple[int, int, int]
+# `Boxes` has the shape (machines, 3, 2): start and end of each machine's rows, columns and
+# channels.
+Boxes: TypeAlias = Integers
 Kind: TypeAlias = Literal["input", "places", "units", "loss"]
 
 
@@ -101,7 +104,8 @@ def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
-        # A machine without outputs reads nothing; for the loss, only machine 0 has an output.
+        # A machine without outputs of a layer reads no inputs; only machine 0 has the output of the
+        # loss.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
 
@@ -116,7 +120,7 @@ def _by(sizes: tuple[int, ...]) -> str:
     return f"{sizes[0]} × {sizes[1]}"
 
 
-SHOWN = 6  # maximum number of allowed grids in an error message
+SHOWN = 6  # An error message lists at most `SHOWN` allowed grids.
 
 
 def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True) -> list[Grid]:
@@ -168,7 +172,8 @@ def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] =
         sides = abs(candidate[0] - grid[0]) + abs(candidate[1] - grid[1])
         return sides, abs(candidate[0] * candidate[1] - machines)
 
-    # The message lists only grids of a similar shape, because the complete list can be long.
+    # The error message lists only allowed grids near the given grid, because the complete list can
+    # be long.
     allowed = allowed_grids(layers, workers or machines, divide=workers is not None)
     nearest = sorted(allowed, key=distance)
     more = " …" if len(nearest) > SHOWN else ""
@@ -257,7 +262,8 @@ def crossing(layers: Sequence[GridLayer], grid: Grid) -> Crossing:
         before = layers[number - 1]
         owned, required = owned_boxes(before, grid), input_boxes(layers[number], before.shape, grid)
         # The boxes of a source and a destination overlap if the larger start is below the smaller
-        # stop. The shape of start and stop is (source, destination, 3).
+        # stop. The arrays `start` and `stop` have the shape (source machines, destination machines,
+        # 3 axes).
         start = np.maximum(owned[:, None, :, 0], required[None, :, :, 0])
         stop = np.minimum(owned[:, None, :, 1], required[None, :, :, 1])
         crosses = (stop > start).all(axis=2) & ~np.eye(machines, dtype=np.bool_)

@@ -41,7 +41,7 @@ def _counts(size: int, hosts: Hosts | None = None) -> Counts:
     for group in groups:
         inside = tree.counts(len(group)).messages
         messages[group], volume[group] = inside, inside * chunks
-        # The ring of leaders divides the buffer into as many chunks as there are hosts.
+        # The ring between the hosts' leaders divides the buffer into one chunk per host.
         messages[group[0]] += 2 * (chunks - 1)
         volume[group[0]] += 2 * (chunks - 1)
     return Counts(messages, volume, chunks)
@@ -84,7 +84,8 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """
     groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
-    # Only leaders take part in the ring; the other ranks do not use the links between hosts.
+    # Only one leader per host takes part in the ring; other ranks do not use the links between
+    # hosts.
     leaders = np.array([group[0] for group in groups])
     for step in ring(len(groups)):
         yield step.on(leaders)

@@ -15,7 +15,7 @@ from labkit.common.errors import LabkitError
 from labkit.schedules.collective import ANY, SUM, Collective, Counts, count_switches
 from labkit.schedules.round import Integers, Round, Schedule, boundaries, count_chunks
 
-Buffers = NDArray[Any]  # (size, length): row r is the buffer of rank r
+Buffers = NDArray[Any]  # `Buffers` has the shape (ranks, length); row r is the buffer of rank r.
 
 
 class ScheduleError(LabkitError):
@@ -85,7 +85,7 @@ def count_messages(rounds: Iterable[Round], size: int) -> Counts:
     schedule = list(rounds)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for step in schedule:
-        from_rank = step.source < size  # messages that switches send are not counted
+        from_rank = step.source < size  # The counts exclude messages that network switches send.
         np.add.at(messages, step.source[from_rank], 1)
         np.add.at(volume, step.source[from_rank], step.span[from_rank])
     return Counts(messages, volume, count_chunks(schedule))
@@ -132,13 +132,12 @@ def _verify_rows(step: Round, size: int, number: int) -> None:
 
 
 def _verify_values(schedule: list[Round], ends: Integers, switches: int) -> None:
-    # With large random numbers, two different sums are never equal by chance.
+    # Large random numbers make it very unlikely that a wrong sum equals the right sum by chance.
     start = np.random.default_rng(0).integers(-(2**40), 2**40, ends.shape)
     total = start.sum(axis=0)
     owned = np.take_along_axis(start, np.maximum(ends, 0), axis=0)
     expected = np.where(ends == SUM, total, owned)
     wrong = (_final_values(schedule, start, switches) != expected) & (ends != ANY)
-    # The first wrong chunk raises an error, which ends the loop.
     for rank, chunk in np.argwhere(wrong):
         promise = (
             "the sum" if ends[rank, chunk] == SUM else f"the chunk of rank {ends[rank, chunk]}"
@@ -218,7 +217,8 @@ def follow(schedule: Schedule, size: int) -> Holdings:
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
     nodes = size + count_switches(schedule, size)
-    start = np.tile(np.eye(nodes, size, dtype=np.int64), chunks)  # shape (nodes, chunks · size)
+    # The array `start` has the shape (nodes, chunks · size).
+    start = np.tile(np.eye(nodes, size, dtype=np.int64), chunks)
     states = [start, *(values for _, values in execute(rounds, start))]
     return Holdings(rounds, np.stack(states).reshape(-1, nodes, chunks, size))
 
@@ -251,7 +251,7 @@ def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
     long = "+".join(summands)
     if len(long) <= room:
         return long
-    # A value occurs twice in a sum only if the schedule is wrong.
+    # If a schedule is correct, no rank's value occurs twice in a sum.
     if terms.max() > 1:
         return f"{terms.sum()} values"
     short = name + "+".join(_range(run) for run in _runs(ranks))

@@ -162,15 +162,16 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
 
 
 def _bubble(table: ScheduleTable, forward: float, backward: float, weight: float) -> float:
-    # With fewer micro-batches than ranks, a rank also waits before each of its chunks except the
-    # first.
+    # If there are fewer micro-batches than ranks, each rank also waits before each of its model
+    # chunks except the first.
     gaps = (table.chunks - 1) * max(0, table.ranks - table.microbatches)
     seconds = filling(table, forward, backward, weight) + gaps * (forward + backward + weight)
     return seconds / table.chunks
 
 
 def _most_in_flight(table: ScheduleTable, rank: Integers) -> Integers:
-    # Each stored activation belongs to one chunk, which has 1/v of the layers of a rank.
+    # Each stored activation belongs to one model chunk, which has 1/v of a rank's layers for v
+    # chunks.
     group_size = table.microbatches // _groups(table.ranks, table.microbatches)
     return (table.chunks - 1) * group_size + 2 * (table.ranks - 1 - rank) + 1
 
@@ -214,8 +215,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
             f"{above} micro-batches"
         )
     group_size = microbatches // groups
-    # Number of forward computations of a rank, which equals the number of its backward
-    # computations.
+    # Each rank executes `total` forward passes and as many backward passes.
     total = microbatches * chunks
 
     def work(number: int, rank: int, backward: bool) -> Work:
@@ -227,7 +227,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
         return "forward", chunk * ranks + rank, microbatch
 
     def order(rank: int) -> Iterator[Work]:
-        # A micro-batch takes two ticks per following rank: one towards the last rank and one back.
+        # A micro-batch needs two ticks for each later rank of the pipeline: one forward and one
+        # backward.
         ahead = min((chunks - 1) * group_size + 2 * (ranks - 1 - rank) + 1, total)
         for number in range(ahead):
             yield work(number, rank, backward=False)

@@ -64,7 +64,8 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    # best[k][b] is (maximum cost, sum of squares, edges) for the first b blocks in k stages.
+    # The entry best[k][b] is the smallest (maximum stage cost, sum of squares, edges) for the first
+    # b blocks in k stages.
     best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, list[int]]] = {}
@@ -149,7 +150,8 @@ class Tick(NamedTuple):
 
 def ticks(table: ScheduleTable) -> list[Tick]:
     """Return the ticks of a schedule in order."""
-    # Only rows of computations have the peer -1; rows of messages have a stage as peer.
+    # In a schedule table, rows of computations have the peer -1, and rows of messages have a stage
+    # as peer.
     rows = [row for row in table.rows() if row[4] < 0]
     stored: list[set[int]] = [set() for _ in range(table.stages)]
     result = []
@@ -160,7 +162,8 @@ def ticks(table: ScheduleTable) -> list[Tick]:
             work[stage] = (action, number)
             if action == "forward":
                 stored[stage].add(number)
-            # After `backward_input`, the weight gradient still needs the activation.
+            # After the action `backward_input`, the stage still needs the activation for the weight
+            # gradient.
             elif action != "backward_input":
                 stored[stage].discard(number)
             # An input gradient goes to the previous stage; a weight gradient stays on its stage.

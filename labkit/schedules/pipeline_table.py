@@ -23,12 +23,12 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# The letters that stand for the actions in the drawing of a schedule. As in Qi et al. 2024, B
-# excludes the weight gradient if the schedule has a separate action W.
+# The drawing of a pipeline schedule shows each action as one letter. As in Qi et al. 2024, the
+# letter B excludes the weight gradient if the schedule has a separate action W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
-# The colors of the Gantt chart; transparency keeps the page's text color readable.
+# The colors of the Gantt chart are transparent, which keeps the page's text readable.
 COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
-SHOWN = 64  # maximum number of ticks in the HTML display
+SHOWN = 64  # The HTML display of a schedule shows at most `SHOWN` ticks.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,8 +109,8 @@ class ScheduleTable:
 
     def take(self, index: Integers | Booleans) -> ScheduleTable:
         """Return the rows that an index or a mask selects, in the order of the index."""
-        # The selection changes only the columns; the numbers of ranks, chunks and micro-batches
-        # still describe the complete table.
+        # A selection of rows keeps the numbers of ranks, chunks and micro-batches of the complete
+        # table.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
@@ -151,7 +151,6 @@ class ScheduleTable:
         idle = self.bubble(forward, backward_input, backward_weight)
         if idle is None:
             return None
-        # The total time of a rank is its compute time plus its idle time.
         return idle / (idle + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
@@ -288,8 +287,9 @@ def filling(
     return (table.ranks - 1) * (forward + backward_input + backward_weight)
 
 
-Work: TypeAlias = tuple[Action, int, int]  # a computation: action, stage, micro-batch
-# A row of the table: tick, phase, stage, action, micro-batch, peer.
+# A `Work` is one computation: its action, stage and micro-batch.
+Work: TypeAlias = tuple[Action, int, int]
+# A `MessageRow` holds tick, phase, stage, action, micro-batch and peer.
 MessageRow: TypeAlias = tuple[int, int, int, Action, int, int]
 
 
@@ -346,12 +346,12 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
             if positions[rank] < len(order)
             and all(need in done for need in _needs(order[positions[rank]], stages))
         ]
-        # If no rank can run, either all ranks are done, or the ranks in `stuck` are in a deadlock.
+        # If no rank has runnable work, either all work is done, or the schedule has a deadlock.
         if not runnable:
             break
         for rank, work in runnable:
-            # A result is available only in the next tick, so `done` is updated after the search for
-            # runnable work.
+            # Ranks can use a result only in the next tick, so `done` is updated after the search
+            # for runnable work.
             done[work] = tick
             positions[rank] += 1
     stuck = [

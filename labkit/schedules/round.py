@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.common.html import card, line, table
 
-MANY = 64  # maximum number of messages in the HTML display of a round
+MANY = 64  # The HTML display of a round shows at most `MANY` messages.
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
@@ -82,7 +82,7 @@ class Round:
 
     def received_by(self, rank: int) -> Round:
         """Return the messages that the rank `rank` receives, sorted by source."""
-        # The receiver adds contributions in rank order.
+        # A receiver adds contributions in the order of the ranks that send them.
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])
 
@@ -133,7 +133,7 @@ Schedule: TypeAlias = Callable[[int], Iterable[Round]]
 
 
 def _column(values: ArrayLike, length: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-    # A scalar stands for a column of equal values, so that schedules need not repeat it.
+    # A schedule may give a scalar instead of a column of equal values.
     array = np.asarray(values, dtype)
     return np.full(length, array) if array.ndim == 0 else array
 
@@ -150,7 +150,6 @@ def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Ro
 
     `None` stands for a round in which a schedule sends nothing.
     """
-    # A schedule that ends early contributes no messages to later rounds.
     for rounds in zip_longest(*schedules):
         yield join(step for step in rounds if step is not None)
 
@@ -165,7 +164,8 @@ def boundaries(length: int, chunks: int) -> Integers:
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """
-    # Multiplication comes before division; otherwise the last chunk would get the whole remainder.
+    # The product is computed before the integer division; otherwise the last chunk would get the
+    # whole remainder.
     return np.arange(chunks + 1, dtype=np.int64) * length // chunks
 
 

@@ -24,11 +24,11 @@ from labkit.schedules.round import Round, run_concurrently
 
 Links: TypeAlias = Mapping[tuple[int, int], float]
 Edge: TypeAlias = tuple[int, int]  # (parent, child)
-# A tree: the edges of each level, from the root downwards.
+# A `Tree` holds the edges of each level, from the root downwards.
 Tree: TypeAlias = tuple[tuple[Edge, ...], ...]
 
 
-# The cost formulas hold for equal links, where the packed trees are p stars (one per rank).
+# The cost formulas assume equal links, for which the packed trees are p stars, one per rank.
 @collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
     r"""Each tree carries a part of the buffer; the sum goes up to the tree's root, then down again.
@@ -70,8 +70,8 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
             streams.append(chain(repeat(None, piece), _up_and_down(tree, start, weight)))
             start += weight
     for step in run_concurrently(streams):
-        # Messages are sent in the rotated order of `circle`, so trees with different roots do not
-        # share a link at one time.
+        # Messages leave in the rotated order of the function `circle`, so trees with different
+        # roots do not share a link at one time.
         yield step.take(np.argsort((step.destination - step.source) % size, kind="stable"))
 
 
@@ -101,15 +101,16 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         with np.errstate(divide="ignore"):
             edges = _minimum_tree((load + 1) / bandwidth)
         for first, second in edges:
-            # The sum goes up the tree and comes down again, so both directions of a link carry it.
+            # The sum goes up each tree and comes down again, so the sum loads both directions of a
+            # link.
             load[[first, second], [second, first]] += 1
-        # A central root keeps the tree shallow. Of two possible centres, the rank that is the root
-        # of fewer trees becomes the root.
+        # A root in the centre of the tree keeps the tree shallow. If a tree has two centres, the
+        # rank that is the root of fewer trees becomes the root.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
-    # A tree's weight is its number of chunks, so division by the greatest common divisor gives
-    # fewer and larger chunks.
+    # A tree's weight is its number of chunks, so dividing all weights by their greatest common
+    # divisor gives fewer, larger chunks.
     common = math.gcd(*weights.values())
     return {tree: weight // common for tree, weight in weights.items()}
 

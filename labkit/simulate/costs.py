@@ -13,7 +13,7 @@ from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules import AlphaBetaCost, get_collective, tree
 
-# Schedules in which, for any number of ranks, no rank sends while another rank is still in an
+# In the schedules of `EVEN`, for any number of ranks, no rank sends while another is still in an
 # earlier round.
 EVEN = (
     *("all_to_all", "master_worker", "round_robin", "ring", "spanning_trees"),
@@ -173,12 +173,12 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
             f"these {len(measurements)} measurements allow no fit; give at least two, with times "
             f"above 0, on two ranks or more"
         )
-    # An array of shape (paths, 3) for each measurement.
+    # The list `paths` holds one array of shape (paths, 3) per measurement.
     paths = [_path_rows(measurement) for measurement in measurements]
     critical = [0] * len(paths)
     parameters = _nonnegative_fit(_rows(paths, critical))
-    # The predicted time of an allreduce is the time of its slowest path. The slowest path depends
-    # on the fit, so a few iterations find the path and the fit together.
+    # The predicted time of an allreduce is the time of its slowest path. Each fit can change the
+    # slowest path, so a few iterations alternate between the path and the fit.
     for _ in range(10):
         slowest = [int(np.argmax(path @ parameters)) for path in paths]
         if slowest == critical:

@@ -165,9 +165,11 @@ class Lockstep:
         self.links: FifoLinks | Uncontended = links(network, size, switches)
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
-        self._same: tuple[Integers, Sequence[Integers]]  # sources and links of the last rounds
+        # The attribute `_same` holds the source ranks and the links of the last rounds.
+        self._same: tuple[Integers, Sequence[Integers]]
         self._bytes: Seconds
-        self._times = 0  # number of consecutive rounds with the same links as `_same`
+        # The attribute `_times` counts consecutive rounds with the same links as `_same`.
+        self._times = 0
         self.log: list[RoundTrace] = []
         self.segments: list[Segment] = []
         self._trace = trace
@@ -208,7 +210,8 @@ class Lockstep:
         self._times = 0
 
 
-ROW = 32  # flow number: the low 32 bits are the row of the message, the higher bits are its round
+# The low 32 bits of a flow number are the row of the message; the higher bits are its round.
+ROW = 32
 
 
 class _ActiveRound:
@@ -218,10 +221,12 @@ class _ActiveRound:
         self.round = step
         self.nbytes: Seconds = np.multiply(step.span, chunk, dtype=np.float64)
         added = np.where(step.reduce, self.nbytes, 0.0)
-        self.added = np.bincount(step.destination, added, size)  # bytes that each rank adds
-        # Messages that each rank waits for.
+        # The array `added` holds the bytes that each rank adds to its buffer in the round.
+        self.added = np.bincount(step.destination, added, size)
+        # The array `missing` counts the messages that each rank still waits for.
         self.missing = np.bincount(step.destination, minlength=size)
-        self.latest: Seconds = np.zeros(size)  # latest delivery to each rank, in s
+        # The array `latest` holds the time in s of the latest delivery to each rank.
+        self.latest: Seconds = np.zeros(size)
         self.ready, self.latency, self.delivery = (np.zeros(len(step)) for _ in range(3))
 
     def arrive(self, rows: Integers, times: Seconds) -> Integers:
@@ -259,8 +264,11 @@ class Events:
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
-        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # current round of each rank
-        self._wake = self.clock.copy()  # start in s of each rank's round; infinite after the start
+        # The array `_place` holds the number of each rank's current round.
+        self._place: Integers = np.zeros(self.links.nodes, np.int64)
+        # For each rank, `_wake` holds the start of its round in s, or infinity after the round has
+        # started.
+        self._wake = self.clock.copy()
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 
@@ -271,8 +279,8 @@ class Events:
     @property
     def log(self) -> list[RoundTrace]:
         """Record of the simulated rounds; an empty list if no trace was requested."""
-        # A flow starts with its first segment; a segment is a time interval in which rates are
-        # constant.
+        # A message's flow starts with its first segment; a segment is a time interval with constant
+        # rates.
         starts = [active.ready.copy() for active in self._traced]
         for segment in reversed(self.segments):
             for number in segment.number.tolist():
@@ -300,7 +308,8 @@ class Events:
     def _begin(self, ranks: Integers, source: Iterator[tuple[int, _ActiveRound]]) -> None:
         """Begin the current round of each given rank and submit the rank's messages."""
         self._wake[ranks] = np.inf
-        place = self._place[ranks]  # a copy, because `_end` changes `self._place` of some ranks
+        # The array `place` is a copy, because `_end` changes `self._place` of some ranks.
+        place = self._place[ranks]
         for number in np.unique(place).tolist():
             while number not in self._open and (following := next(source, None)):
                 self._open[following[0]] = following[1]
@@ -333,7 +342,7 @@ class Events:
             in_round = numbers >> ROW == number
             active = self._open[number]
             ranks = active.arrive(numbers[in_round] - (number << ROW), times[in_round])
-            # If a rank has not begun the round `number`, `_begin` advances the rank later.
+            # If a rank has not begun a round, `_begin` later advances the rank to the next round.
             self._end(active, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
 
     def _end(self, active: _ActiveRound, ranks: Integers) -> None:

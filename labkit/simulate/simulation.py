@@ -144,7 +144,7 @@ def _chunks_of(function: Collective[...], size: int, **arguments: int) -> int:
     return count_chunks(function(size, **arguments))
 
 
-# Rows that `labkit.bench.collectives.measure` returns; each row maps column names to values.
+# `Rows` is the result of `labkit.bench.collectives.measure`; each row maps column names to values.
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
@@ -277,8 +277,9 @@ def _row(measurement: Measurement, network: Network, gamma: float) -> Prediction
     )
 
 
-Times: TypeAlias = Callable[[float], Seconds]  # number of bytes -> seconds of each algorithm
-TIE = 1e-9  # relative difference below which two times count as equal
+# A `Times` function maps a number of bytes to the time in s of each algorithm.
+Times: TypeAlias = Callable[[float], Seconds]
+TIE = 1e-9  # Two times count as equal if their relative difference is at most `TIE`.
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class GraphTask:
         return self.group or self.name
 
 
-SIGNAL = -1  # output index that stands for the completion of a task
+# The output index `SIGNAL` stands for the completion of a task, not for an output tensor.
+SIGNAL = -1
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class TaskGraph:
         """Task names in topological order; tasks on cycles are missing."""
         missing = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
         names = [name for name, count in missing.items() if count == 0]
-        for name in names:  # the loop also visits the names that it appends
+        for name in names:  # The loop also visits the names that it appends to the list.
             for target in dict.fromkeys(need.target for need in self.after[name]):
                 missing[target] -= 1
                 if missing[target] == 0:

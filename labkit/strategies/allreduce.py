@@ -118,7 +118,7 @@ class AllReduce(Strategy):
         if experiment.clock == "virtual":
             self._check_virtual(experiment)
         schedule = SCHEDULES[self.schedule]
-        if schedule.into_next:  # `schedule.into_next` means that each layer is updated separately
+        if schedule.into_next:  # A schedule with `into_next` updates each layer separately.
             refuse_fit_options(experiment.optimizer_options)
         if (
             self.compressor is not None

@@ -37,7 +37,8 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-# With the options in `_LINEAR`, the update of SGD is still a linear function of the gradient.
+# If an experiment sets only the options in `_LINEAR`, the update of SGD is a linear function of the
+# gradient.
 _LINEAR = {"momentum", "nesterov", "weight_decay"}
 
 
@@ -167,8 +168,8 @@ class ParameterAveraging(SynchronousReplicas):
                 "smaller overlap_steps"
             )
         if self.compressor is not None:
-            # Compressed values change the weights directly, as in plain SGD, so the check uses the
-            # options of plain SGD.
+            # Compressed values change the weights directly, as in plain SGD, so the compressor is
+            # checked for plain SGD.
             self.compressor.check("sgd", {})
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
@@ -223,11 +224,13 @@ class ParameterAveraging(SynchronousReplicas):
                     gradient = yield Compute(replica.weights)
                     weights = (yield Update(gradient.values)) if gradient.rows else replica.weights
                     replica.record_step(weights, gradient)
-                    del gradient  # frees memory for the next gradient
+                    del gradient  # The deletion frees memory for the next gradient.
                 else:
                     replica.advance()
                 last = yield from replica.average_due(replica.step == total)
-                if last:  # a worker ends training, so the remaining fragments are averaged
+                # If a worker ends training, the remaining fragments of the weights are averaged at
+                # once.
+                if last:
                     yield from replica.average_due(True)
             if replica.step % roles.steps == 0:
                 yield Snapshot(replica.step // roles.steps - 1, replica.weights)
@@ -261,10 +264,16 @@ class _Replica:
         )
         self._shared = [part.take(roles.weights) for part in self._parts]
         self._velocity = [np.zeros_like(shared) for shared in self._shared]
-        self._rows = [0] * len(self._parts)  # for each fragment, rows since its last averaging
-        self._met = [0] * len(self._parts)  # for each fragment, the step of its last averaging
-        self._since, self._losses = 0, list[float]()  # step count and losses of the current period
-        self._first: float | None = None  # mean loss of the first period
+        # For each fragment of the weights, `_rows` counts the training rows since its last
+        # averaging.
+        self._rows = [0] * len(self._parts)
+        # For each fragment of the weights, `_met` holds the step of its last averaging.
+        self._met = [0] * len(self._parts)
+        # The attributes `_since` and `_losses` hold the step count and the losses of the current
+        # period.
+        self._since, self._losses = 0, list[float]()
+        # The attribute `_first` is the mean loss of the first averaging period.
+        self._first: float | None = None
         self._longest = roles.steps if strategy.period == "epoch" else strategy.period
         self._least = math.ceil(max(roles.slower)) if strategy.local_steps == "by_speed" else 1
         self._period = self._longest
@@ -333,12 +342,13 @@ class _Replica:
     def _complete_averaging(self) -> Generator[Action, Any, bool]:
         """Complete the averaging in progress and adopt the averaged weights."""
         averaging, self._under_way = self._under_way, None
-        assert averaging is not None  # for the type checker
+        assert averaging is not None
         mean: Gradient = yield Join()
         fragment, part = averaging.fragment, self._parts[averaging.fragment]
         self._shared[fragment] = self._outer_step(fragment, mean.values)
         averaged = self._shared[fragment]
-        # The worker adds the changes by the local steps that it took during the averaging.
+        # The worker adds the changes of its local steps during the averaging to the averaged
+        # weights.
         if self.step > averaging.due - self._strategy.overlap_steps:
             averaged = averaged + (part.take(self.weights) - averaging.sent)
         weights = self.weights.copy()

@@ -31,7 +31,8 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_MAX_PAIRS = 50_000_000  # largest number of float64 values for couplings (400 MB)
+# Couplings between weights may occupy at most `_MAX_PAIRS` float64 values (400 MB).
+_MAX_PAIRS = 50_000_000
 
 
 class BlockCoordinateDescent(SynchronousReplicas):

@@ -122,7 +122,7 @@ class Codistillation(Replicas):
                 gradient = yield Compute(weights, targets, self.distillation_weight)
                 weights = (yield Update(gradient.values)) if gradient.rows else weights
                 wants = wants or gradient.last
-                del gradient  # frees memory for the next gradient
+                del gradient  # The deletion frees memory for the next gradient.
                 if (step + 1) % roles.steps == 0:
                     yield Snapshot(step // roles.steps, weights)
             if ends:
@@ -135,7 +135,7 @@ class Codistillation(Replicas):
         self, peers: Sequence[int], message: Message, next_steps: Sequence[int]
     ) -> Generator[Action, Any, None]:
         """Send the model's weights, or its predictions for each step of the next period."""
-        assert message.values is not None  # for the type checker
+        assert message.values is not None
         for peer in peers:
             for step in next_steps[:1] if self.exchange == "weights" else next_steps:
                 sent_message = message
@@ -163,7 +163,7 @@ class Codistillation(Replicas):
         predictions: list[Vector] = []
         for peer_messages in messages:
             values = peer_messages[0 if self.exchange == "weights" else index].values
-            assert values is not None  # for the type checker
+            assert values is not None
             sends_weights = self.exchange == "weights"
             predictions.append((yield Predict(number, step, values)) if sends_weights else values)
         return np.mean(predictions, 0) if predictions else None

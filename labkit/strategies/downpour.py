@@ -123,7 +123,7 @@ class Downpour(Servers):
                     number, payload, versions[server], rows, gradient.step, wants=False
                 )
                 yield Send(server, message)
-            # The message tells the server that this worker ends.
+            # The last message tells the server that the worker ends.
             yield Send(server, Message(number, wants=False))
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:

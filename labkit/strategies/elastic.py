@@ -160,7 +160,7 @@ class ElasticAveraging(SynchronousReplicas):
                 yield Adopt(weights)
             weights = (yield Update(gradient.values)) if gradient.rows else weights
             step, wants = step + 1, wants or gradient.last
-            del gradient  # frees memory for the next gradient
+            del gradient  # The deletion frees memory for the next gradient.
         yield Send(server, Message(number, weights, step=step, ends=wants, wants=False))
 
     def _serve(self, roles: Roles, number: int, mark: Any) -> Program:
@@ -197,7 +197,7 @@ class ElasticAveraging(SynchronousReplicas):
                 weights = yield Adopt(weights - alpha * (weights - previous))
             weights = (yield Update(gradient.values)) if gradient.rows else weights
             step, wants = step + 1, wants or gradient.last
-            del gradient  # frees memory for the next gradient
+            del gradient  # The deletion frees memory for the next gradient.
             if step == total or ends:
                 mean = yield self._pull(weights - centre, step, wants)
                 centre = yield Adopt(centre + alpha * roles.workers * mean.values)

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     import keras
 
 
-# Names of Keras loss reductions that compute a mean over rows.
+# Keras losses with a reduction in `MEANS` compute a mean over rows.
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-DETECTION_SECONDS = 1.0  # seconds until the end of another process is detected
-# Records of experiments omit the default value, so that the hashes of earlier experiments do not
-# change.
+# labkit detects the end of another process within `DETECTION_SECONDS` seconds.
+DETECTION_SECONDS = 1.0
+# Records of experiments omit the field's default value, so that the hashes of earlier experiments
+# do not change.
 TRUSTED_NETWORK: bool = Field(False, exclude_if=operator.not_)
-MAX_LATENCY = 1e-3  # the largest latency of a link inside one machine, in s
+MAX_LATENCY = 1e-3  # The latency of a link inside one machine is at most `MAX_LATENCY` seconds.
 
 
 def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
@@ -213,8 +214,8 @@ def train_external(
         try:
             return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # The end of another process may be the cause of a failed request. After a wait,
-            # `restart` finds that the other process has ended, and raises a more informative error.
+            # A request may fail because another process has ended. After a wait, `restart` detects
+            # the ended process and raises a more informative error.
             clock.sleep(DETECTION_SECONDS)
             restart()
             raise
@@ -236,7 +237,8 @@ def train_external(
         return float(timing[0])
 
     def collect() -> None:
-        wires.read(local_tasks)  # the operating system updates its byte counters after a step ends
+        # The operating system updates its byte counters only after a step ends.
+        wires.read(local_tasks)
         session.model.set_weights(request("weights"))
         wires.read(local_tasks, counts=False)
 

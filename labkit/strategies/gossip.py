@@ -148,8 +148,8 @@ def _count(roles: Roles, number: int, mark: Any) -> Program:
         wants, requests = wants or request.ends, requests + 1
         ends = wants or granted >= total
         granted, workers = granted + (not ends), workers - ends
-        # The most recently requested step of each worker is not yet complete. The last reply to a
-        # worker reports that all epochs are complete.
+        # The counter treats each worker's most recently requested step as not yet complete. The
+        # counter's last reply to a worker reports that all epochs are complete.
         epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
         yield Send(
             request.source, Message(number, version=max(epochs, 0), ends=ends), answers=request
@@ -302,8 +302,8 @@ class Gossip(Replicas):
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
-            # For pairs, the mixing matrix satisfies PᵀP = P. Two given workers form a pair with
-            # probability 1/(n-1), or 1/n if n is odd.
+            # With the topology of random pairs, each mixing matrix P satisfies PᵀP = P. Two given
+            # workers of n form a random pair with probability 1/(n-1), or 1/n if n is odd.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
         if self.topology == "exponential":
             matrices = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
@@ -358,8 +358,8 @@ class Gossip(Replicas):
             wants = wants or gradient.last
             if (step + 1) % roles.steps == 0:
                 yield Snapshot((step + 1) // roles.steps - 1, weights / kind(share))
-                # A worker does not learn from its neighbours that a distant worker requests the end
-                # of training.
+                # A worker's neighbours do not report a distant worker's request to end training, so
+                # an allreduce does.
                 stop_request = Gradient(np.zeros(1, weights.dtype), 1, gradient.loss, step, wants)
                 if (yield AllReduceAction(stop_request, "ring")).last:
                     return

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.weights import Share
 
 
-# A function that maps a batch (x, y, and sample weights with counts, see `Losses`) to its loss.
+# An `Objective` maps a batch (x, y, and sample weights with counts, see `Losses`) to its loss.
 Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 
 
@@ -61,8 +61,10 @@ class IntraLayer(Strategy):
     """Each rank of a replica holds a part of every layer; the replicas divide each batch."""
 
     resumable: ClassVar[bool] = True
-    part_name: ClassVar[str]  # error messages call a rank's part by this noun, such as "slice"
-    whole_name: ClassVar[str]  # error messages call the whole by this noun, such as "model"
+    # Error messages call a rank's part by the noun `part_name`, such as "slice".
+    part_name: ClassVar[str]
+    # Error messages call the undivided object by the noun `whole_name`, such as "model".
+    whole_name: ClassVar[str]
 
     @property
     def exact(self) -> bool:
@@ -132,7 +134,8 @@ class IntraLayer(Strategy):
         def counted_step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             nonlocal weight_bytes
             loss = step(x, y, weight)
-            if next(steps) == 0:  # by now the weights of the undivided model are freed
+            # After the first step, the weights of the undivided model are freed.
+            if next(steps) == 0:
                 weight_bytes = unique_nbytes(session.model.variables, share.model.variables)
             return loss
 
@@ -183,7 +186,9 @@ class IntraLayer(Strategy):
             rows = len(keras.tree.flatten(x)[0])
             counts = losses.counts([LossTargets(y, weight, losses.masks(x))], [1.0])[0]
             loss, local_gradients = None, [tf.zeros_like(variable.value) for variable in variables]
-            if rows:  # all ranks of a replica have equally many rows
+            # All ranks of a replica have equally many rows, so either all or none of these ranks
+            # compute gradients.
+            if rows:
                 batch = keras.tree.map_structure(
                     lambda value: None if value is None else tf.convert_to_tensor(value),
                     (x, y, (weight, counts)),
@@ -233,7 +238,8 @@ def replica_predictor(share: Share) -> Predictor:
 
     def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
-        for loss in share.model.losses:  # losses that layers add have the same value on all ranks
+        # Losses that layers add to the model have the same value on all ranks.
+        for loss in share.model.losses:
             total += tf.reduce_sum(tf.cast(loss, total.dtype))
         return y, [mask_of(output) for output in keras.tree.flatten(y)], total
 
@@ -244,7 +250,7 @@ def replica_predictor(share: Share) -> Predictor:
             with share.uncounted():
                 y, masks, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
                 for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
-                    # Compiled functions drop masks, so attach the mask again.
+                    # Compiled functions drop Keras masks, so each mask is attached again.
                     attach_mask(output, mask)
             yield (y, float(penalty)) if share.first else (None, 0.0)
 
@@ -343,7 +349,9 @@ class TensorParallel(IntraLayer):
             if share.link is None:
                 loss = losses(y, predicted, weighted)
             else:
-                weight, _ = weighted  # reduce_mean divides by the number of rows
+                # TensorFlow's `reduce_mean` divides by the number of rows, so the counts are not
+                # needed.
+                weight, _ = weighted
                 losses_per_row = cross_entropy(share.link, model.output_shape[-1], y, predicted)
                 loss = tf.reduce_mean(
                     losses_per_row

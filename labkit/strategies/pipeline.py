@@ -245,7 +245,7 @@ class Pipeline(Staged):
         apply = cut.updater(session, optimizer)
 
         def update(stage: int) -> None:
-            if stage == max(cut.stages):  # one update covers all stages of this rank
+            if stage == max(cut.stages):  # One optimizer update covers all stages of a rank.
                 apply(runner.rows)
 
         def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
@@ -256,7 +256,8 @@ class Pipeline(Staged):
         session.loop(step, cut.all_weights.collect, self._validator(session, cut))
         rows = self.rows(session.experiment.batch_size, workers)
         models = cut.models
-        # In its last backward pass, a rank stores activations of all time steps.
+        # In the last backward pass of a recurrent pipeline, a rank stores the activations of all
+        # time steps.
         if table.recurrent:
             blocks = self.blocks(session.model, workers)
             models, table = blocks.split(cut.edges).models, gpipe(table.ranks, 1)
@@ -267,7 +268,8 @@ class Pipeline(Staged):
         """Return the predictor for validation, or None if validation uses the whole model."""
         if not self._recurrent:
             return cut.predictor()
-        # The model leaves the number of time steps open; only the data define it.
+        # If the model's input shape leaves the number of time steps open, only the data define the
+        # number.
         if session.model.inputs[0].shape[1] is None:
             return None
         parts = split(self.blocks(session.model, session.communicator.size), cut.edges)
@@ -341,7 +343,7 @@ class DelayedGradients(Staged):
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
-    # Checkpoints are impossible, because gradients are on their way between steps.
+    # Checkpoints are impossible, because some gradients are still on their way when a step ends.
     resumable: ClassVar[bool] = False
 
     modules: PositiveInt | None = Field(None, kw_only=False)

@@ -88,7 +88,8 @@ class PipelineRank:
     def begin(self) -> None:
         """Start a training step."""
         self.all_weights.release(look=self.has_callbacks)
-        if self.steps == 0:  # by now the weights of other ranks are freed
+        # When the first step starts, the weights of other ranks are already freed.
+        if self.steps == 0:
             self.weight_bytes = unique_nbytes(
                 *(model.variables for model in (*self.parts.models, *self.models))
             )

@@ -331,7 +331,8 @@ class Servers(Strategy):
             yield from push_gradient(roles, channels, versions, number, (yield Compute(weights)))
             weights, ends = yield from fetch_weights(roles, channels, versions)
         for server in roles.servers:
-            yield Send(server, Message(number))  # tells the server that this worker ends
+            # The message tells the server that the worker ends.
+            yield Send(server, Message(number))
 
 
 def push_gradient(

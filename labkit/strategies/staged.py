@@ -52,11 +52,11 @@ class Staged(Strategy):
     """
 
     resumable: ClassVar[bool] = True
-    # Name of the field for the number of ranks in a lane, which has one slice of each stage.
+    # The attribute `stages_field` names the option that sets the number of ranks in one pipeline.
     stages_field: ClassVar[str] = "stages"
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
-    # Whether stages start the next training step before the current step ends.
+    # If `unlocked` is true, stages start the next training step before the current step ends.
     unlocked: ClassVar[bool] = False
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
@@ -314,7 +314,8 @@ class Staged(Strategy):
             read = [source.stage == INPUTS for source in parts.takes[number]]
             stages[number] = self.stage(part, loss, read, recompute)
             stages[number].ledger, stages[number].computing = ledger, computing(communicator)
-        # In the first replica, the first slice of each stage broadcasts the weights of this stage.
+        # In the first replica, the rank with a stage's first slice broadcasts the weights of the
+        # stage.
         senders = {
             rank * self.tensor_parallel_size: models[rank :: lane.size] for rank in range(lane.size)
         }

@@ -131,7 +131,7 @@ class Stale(Servers):
         return Update(mean(pushes, shares), tuple(pushes), sum(shares) / rows)
 
     def _compensate(self, push: Message, weight_change: Vector) -> Message:
-        assert push.values is not None  # for the type checker
+        assert push.values is not None
         term = (
             push.values.dtype.type(self.delay_compensation)
             * push.values

@@ -43,16 +43,17 @@ if TYPE_CHECKING:
 # A batch is an array or tensor, or a nested structure of them, with one row per sample. A batch
 # contains the inputs or the outputs of a Keras model.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# The result for one micro-batch has two values. The first value is the predictions, or None on
-# ranks that do not receive predictions. The second value is the sum of the losses that layers on
-# this rank add.
+# A `Predicted` is the result for one micro-batch: predictions and a sum of losses. The predictions
+# are None on ranks that do not receive predictions. The sum of losses covers the losses that the
+# rank's own layers add to the model.
 Predicted: TypeAlias = "tuple[Batch | None, float]"
-# A predictor maps input micro-batches, which are equal on all ranks of a replica, to their results.
+# A predictor maps micro-batches of inputs to results; all ranks of a replica get the same
+# micro-batches.
 Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
-# A step function trains on a batch (x, y, sample weight or None). A step function returns the loss,
-# or None on ranks that do not know the loss.
+# A `Step` is a function that trains on a batch (x, y, and sample weights or None). A step function
+# returns the loss, or None on ranks that do not know the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# A watcher is called with a bucket's number, layers and compression statistics (see
+# A `Watcher` is a function of a bucket's number, layers and compression statistics (see
 # `labkit.exchange.Exchange`).
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
@@ -522,6 +523,6 @@ class Strategy(Checked):
         return {"name": type(self).__name__, **self.model_dump(mode="json")}
 
 
-# The public strategies by name. The package `labkit.strategies` fills the table, because it imports
-# all of them.
+# The package `labkit.strategies` fills the dict `STRATEGIES`, because the package imports all
+# strategies.
 STRATEGIES: dict[str, type[Strategy]] = {}

@@ -60,13 +60,13 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "unlocked": "no module's backward pass waits for that of the next module",
     },
 }
-# For each axis, the allowed names and their meanings; the axes have the order of the fields of
-# `Cell`.
+# For each axis of the taxonomy, `AXES` gives the allowed names and their meanings, in the order of
+# the fields of `Cell`.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {axis: MappingProxyType(_MEANINGS[axis]) for axis in Cell._fields}
 )
-# The axes for which a strategy class declares names. The names on the compression axis follow from
-# the supported compressors.
+# A strategy class declares its names on all axes of the taxonomy except compression. A strategy's
+# names on the compression axis follow from the compressors that it supports.
 DECLARED_AXES = tuple(axis for axis in AXES if axis != "compression")
 
 

@@ -56,7 +56,8 @@ class TFKind(NamedTuple):
 
 RING = TFKind("collective", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 AUTO = RING.by("auto (ring on processors)", "ring")
-# For each value of `cross_device_ops`, the labkit equivalent of "mirrored".
+# For each value of TensorFlow's `cross_device_ops`, the dict gives labkit's equivalent of the kind
+# "mirrored".
 CROSS_DEVICE_KINDS = {
     "auto": AUTO,
     "reduction_to_one_device": RING.by("sum on one device, copied back", "master_worker"),

@@ -23,9 +23,9 @@ OPTIMIZERS = [
     *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
     *("ftrl", "lion", "lamb", "lars", "muon", "schedulefreeadamw"),
 ]
-# Optimizer options that Keras applies in its training step, outside the update by the optimizer.
+# Keras applies the options in `FIT_OPTIONS` in its training step, not in the optimizer's update.
 FIT_OPTIONS = ("use_ema", "loss_scale_factor")
-# Optimizers that need all values of a variable together.
+# The optimizers in `WHOLE_VARIABLE_OPTIMIZERS` need all values of a variable together.
 WHOLE_VARIABLE_OPTIMIZERS = ("adafactor", "lamb", "lars", "muon")
 
 

@@ -166,7 +166,8 @@ class _Replicas:
         outputs: dict[int, Rows] = {}
         self._send(rounds[0])
         for number, (current, following) in enumerate(pairwise([*rounds, []])):
-            self._send(following)  # the transfer overlaps the computation of the current batch
+            # The transfer of the next batch overlaps the computation of the current batch.
+            self._send(following)
             outputs[number * self._size] = self._call(current[0])
         for number, x in enumerate(batches):
             if number % self._size:
@@ -189,7 +190,9 @@ class _PartitionedModel:
         self._transfers, self._predict = _Transfers(communicator, like), serving.predict
         reads = communicator.allgather(serving.reads, "the ranks that read rows")
         self._readers = [rank for rank, does in enumerate(reads) if does and rank]
-        self._holder: int | None = None  # rank that has the predictions; known after one batch
+        # The attribute `_holder` is the rank that has the predictions, which is known only after
+        # one batch.
+        self._holder: int | None = None
         kept_ids = {id(variable) for variable in serving.variables}
         for variable in model.variables:
             if id(variable) not in kept_ids:
@@ -227,11 +230,13 @@ class _PartitionedModel:
         else:
             self._send(batches[0])
             for current, following in pairwise([*batches, None]):
-                self._send(following)  # the transfer overlaps the computation of the current batch
-                assert current is not None  # for the type checker: only the last batch is None
+                # The transfer of the next batch overlaps the computation of the current batch.
+                self._send(following)
+                # The assertion tells the type checker that only the last batch is None.
+                assert current is not None
                 yield current
 
     def _send(self, x: Rows | None) -> None:
         for rank in self._readers if x is not None else ():
-            assert x is not None  # for the type checker
+            assert x is not None
             self._transfers.post(x, rank)

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from labkit.worker.rank_state import RankState
 
 
-LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
-LOOKS = 50  # number of polls between two checks of the run's owner, which is in a shared file
+LOOK_EVERY = 0.01  # A rank polls every `LOOK_EVERY` seconds for the files of other ranks.
+# Once per `LOOKS` polls, a rank reads from a shared file whether another process has resumed the
+# run.
+LOOKS = 50
 
 
 class StateCopy(NamedTuple):
@@ -102,7 +104,8 @@ class CheckpointWriter:
         """Wait until the current checkpoint is completely written."""
         while self.is_writing():
             self._thread.join(LOOK_EVERY)
-            self._communicator.board.raise_failures()  # raises an error if another rank has failed
+            # The call raises an error if another rank has failed.
+            self._communicator.board.raise_failures()
         self.check()
 
     def stop_waiting(self) -> None:
@@ -112,8 +115,8 @@ class CheckpointWriter:
     def _write(self, copied: StateCopy) -> None:
         try:
             rank, owner = self._communicator.rank, self._context.owner or {}
-            # The folder's name contains the owner's process id, because ranks of a killed owner may
-            # still be writing the same step.
+            # The folder's name contains the process id of the run's owner, because a killed owner's
+            # ranks may still write the same step.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._context.folder) / half
             make_folder(folder, Path(self._context.folder).parent)
@@ -122,15 +125,16 @@ class CheckpointWriter:
             if rank == 0:
                 self._seal(folder, copied.manifest)
         except BaseException as error:
-            self._error = error  # `check` raises this error later in the training thread
+            # The method `check` raises the error later, in the training thread.
+            self._error = error
 
     def _seal(self, folder: Path, manifest: Mapping[str, JSON]) -> None:
         sums = [_sum(folder, rank) for rank in range(self._communicator.size)]
         polls = 0
         while not all(path.exists() for path in sums):
             polls += 1
-            # If another process resumes the run, that process removes unpublished files. Without
-            # the check of the owner, the loop would wait forever for files that another process has
+            # A process that resumes the run removes unpublished checkpoint files. Without the check
+            # of the run's owner, the loop could wait forever for files that another process has
             # removed.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
@@ -155,8 +159,8 @@ def _sum(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.json"
 
 
-# Mapping from prefixes of variable names to descriptions of the state that is reset if the number
-# of ranks changes.
+# For each prefix of variable names, `_RESET` describes the state that is reset if the number of
+# ranks changes.
 _RESET = {
     "weights": "random states",
     "remembers": "states of compressors and exchanges, except residuals",
@@ -226,7 +230,7 @@ class StateRestorer:
             print("; ".join([f"resuming from step {resume.step}", *notes]))
 
     def _put(self, state: CheckpointState, local: LocalVariable) -> None:
-        # A run with several optimizers may resume a run with one optimizer, or vice versa.
+        # A run with several optimizers may resume from a run with one optimizer, or vice versa.
         names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
             if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
@@ -239,7 +243,7 @@ class StateRestorer:
         for variable in self._session.model.variables:
             if (
                 not variable.trainable and "float" not in variable.dtype
-            ):  # an integer variable that is not trained is the state of a random generator
+            ):  # An integer variable that is not trainable holds the state of a random generator.
                 continue
             value, shape = state.full_tensor(f"weights/{variable.path}"), tuple(variable.shape)
             if value is None or value.shape != shape:
@@ -252,7 +256,8 @@ class StateRestorer:
 
     def _put_own(self, state: CheckpointState) -> None:
         rank = state.ranks.get(self._session.communicator.rank)
-        if rank is None:  # the rank replaces a failed rank, whose local state is lost
+        # A rank without saved state replaces a failed rank, whose local state is lost.
+        if rank is None:
             self._take_over(next(iter(state.ranks.values())))
             return
         local_arrays = rank.local_tensors()
@@ -289,7 +294,7 @@ class StateRestorer:
             remember.load_state_dict(_without_prefix(f"remembers/{what}/", arrays))
         metrics = _without_prefix(
             "metrics/", arrays
-        )  # the new rank's metrics start from zero, because metrics are summed over all ranks
+        )  # A new rank's metrics start from zero, because metrics are summed over all ranks.
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known
 

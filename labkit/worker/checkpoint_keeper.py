@@ -50,8 +50,10 @@ class CheckpointKeeper(keras.callbacks.Callback):
         self._requested_step, self._copied_at = -1, self._clock.now()
         self._costs: list[float] = []
         self._skipped, self._dropped = 0, set[str]()
-        self._local_values: dict[str, np.ndarray] = {}  # values that differ by rank
-        self._numbers: list[dict[str, float]] = []  # numeric attributes of the user's callbacks
+        # The dict `_local_values` holds the values that differ between ranks.
+        self._local_values: dict[str, np.ndarray] = {}
+        # The list `_numbers` holds numeric attributes of the user's callbacks.
+        self._numbers: list[dict[str, float]] = []
         self._local_variables = local_variables(state)
         if (resume := checkpoint_context.resume) is not None:
             with decoding(f"the state in {resume.folder or 'memory'}"):
@@ -75,7 +77,8 @@ class CheckpointKeeper(keras.callbacks.Callback):
             if local.is_local and local.name in self._local_values:
                 local.variable.assign(self._local_values[local.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            vars(callback).update(numbers_of(numbers))  # ignores values that are not numbers
+            # The function `numbers_of` ignores values that are not numbers.
+            vars(callback).update(numbers_of(numbers))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save values that differ between ranks, as later epochs may run in another `fit` call."""

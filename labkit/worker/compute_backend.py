@@ -117,14 +117,16 @@ class ComputeBackend:
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
-        # the last mean gradient, and the weights after its update
+        # The attribute `_mean` holds the last mean gradient and the weights after its update.
         self._mean: tuple[Vector, Vector] | None = None
         self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = EpochWeightStore()
-        self._ended: dict[int, float] = {}  # end time of each epoch (s)
-        # for a replay: a second copy of the batches, starting from batch 0
+        # The dict `_ended` holds the end time of each epoch in s.
+        self._ended: dict[int, float] = {}
+        # A replay reads a second copy of the batches, which starts from batch 0.
         self._replay_batches: Batches | None = None
-        self._last: dict[int, Vector] = {}  # current weights of each server or worker
+        # The dict `_last` holds the current weights of each server or worker.
+        self._last: dict[int, Vector] = {}
 
     def hold(self, local_numbers: Iterable[int]) -> None:
         """Create the weights of local servers; without servers, of each worker that holds
@@ -285,7 +287,8 @@ class ComputeBackend:
         if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         count = self._epochs.store(epoch, holder, weights)
-        self._ended[epoch] = now  # the last server or worker determines the end time
+        # The server or worker that ends an epoch last determines the epoch's end time.
+        self._ended[epoch] = now
         if self._virtual and count == self._holders:
             self._evaluate(epoch, self._epochs.pop(epoch))
 
@@ -319,9 +322,9 @@ class ComputeBackend:
         for holder, values in state["shards"].items():
             self._shards[holder].take(values)
         steps, states = state["replica"]
-        # The limit is high, because a fast worker may train on many more batches than its equal
-        # share. The limit on batch numbers bounds the time that it can take to load a damaged
-        # checkpoint.
+        # The limit on a worker's batches is high, because a fast worker may train on many more
+        # batches than its equal share. The limit on a worker's batches bounds the time that loading
+        # a damaged checkpoint can take.
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(
@@ -350,7 +353,8 @@ class ComputeBackend:
             local = self._epochs.pop(epoch), self._ended.get(epoch, 0.0)
             gathered = session.communicator.allgather(local, "the weights of an epoch")
             parts = _merged(weights for weights, _ in gathered)
-            if len(parts) == self._holders:  # False if training ended before the end of this epoch
+            # The condition is false if training ended before the end of the epoch.
+            if len(parts) == self._holders:
                 self._ended[epoch] = max(now for _, now in gathered)
                 self._evaluate(epoch, parts)
         self._set_model(_merged(last))
@@ -388,7 +392,8 @@ class ComputeBackend:
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
         """Validate the weights of all servers or workers after an epoch (collective)."""
         session = self._session
-        assert session.recorder is not None  # for the type checker: epochs need a recorder
+        # The assertion tells the type checker that epochs need a recorder.
+        assert session.recorder is not None
         self._set_model(parts)
         metrics = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [

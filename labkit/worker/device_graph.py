@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-RATE = 0.05  # learning rate of gradient descent
-FIRST = "/CPU:0"  # requested explicitly, because TensorFlow would choose a GPU
+RATE = 0.05  # The constant RATE is the learning rate of gradient descent.
+FIRST = "/CPU:0"  # The CPU is requested explicitly, because TensorFlow would choose a GPU.
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def _dense(inputs: int, outputs: int, draw: tf.random.Generator, name: str) -> l
     return [kernel, tf.Variable(tf.zeros((outputs,)), name=f"{name}_bias")]
 
 
-# Types of graph nodes that are not tasks. A constant is duplicated on each device that reads it,
-# and a return node only passes on the value of another node.
+# Graph nodes with a type in `PLAIN` are not tasks. Each device that reads a constant gets its own
+# copy; a return node only passes on another node's value.
 PLAIN = ("Const", "_Retval")
-HOST = 0  # number of the device that holds the batch and receives the loss
+HOST = 0  # The device with the number `HOST` holds the batch and receives the loss.
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,8 @@ class Traced:
             )
             return loss
 
-        # `tf.function` is unsuitable, because it would add more control edges.
+        # The code does not use `tf.function`, because `tf.function` would add more control edges to
+        # the graph.
         wrapped: Callable[..., tf.Tensor] = tf.compat.v1.wrap_function(body, specs)
         return wrapped
 
@@ -250,7 +251,7 @@ class Traced:
                     copy = definition.node.add()
                     copy.CopyFrom(node)
                     copy.name, copy.device = _constant_copy_name(node.name, device), place
-                    del copy.input[:]  # a constant needs no control inputs
+                    del copy.input[:]  # A constant needs no control inputs.
         return definition
 
 

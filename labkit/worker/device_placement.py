@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-# Prefix of the XLA compiler's device types. The kernel registry lists the device types of XLA, but
-# operations cannot be placed on them.
+# The names of the XLA compiler's device types start with `COMPILED`. TensorFlow's kernel registry
+# lists the device types of XLA, but operations cannot be placed on them.
 COMPILED = "XLA"
-LETTERS = 160  # maximum number of characters of an error text
+LETTERS = 160  # An error text has at most `LETTERS` characters.
 
 
 def kernels(op: str) -> list[Row]:
@@ -80,8 +80,8 @@ def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
     """
     import tensorflow as tf
 
-    # The graph optimizer is switched off, because it would replace constant operations by their
-    # results.
+    # TensorFlow's graph optimizer is switched off, because it would replace constant operations by
+    # their results.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     rows = []
     try:
@@ -148,9 +148,9 @@ def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[PlacementQue
     yield PlacementQuery(f"colocated with an operation on {first}", "Relu", last, colocated)
 
 
-HOPS = 16  # number of round trips between two devices in one graph
-LINK = (4, 2**16, 2**20, 2**22)  # sizes of the copied tensor in bytes
-FLOAT = 4  # bytes of a float32
+HOPS = 16  # One graph makes `HOPS` round trips between two devices.
+LINK = (4, 2**16, 2**20, 2**22)  # The constant LINK lists the sizes of the copied tensor in bytes.
+FLOAT = 4  # The constant FLOAT is the size of a float32 in bytes.
 
 
 def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float]:
@@ -268,7 +268,7 @@ def _wait_for(work: Callable[..., tf.Tensor], *argument: tf.Tensor) -> None:
 
 
 def _timed(clock: Clock, work: Callable[[], object], repeats: int) -> list[float]:
-    work()  # the first call compiles, so its time is not measured
+    work()  # The first call compiles the function, so its time is not measured.
     seconds = []
     for _ in range(repeats):
         start = clock.now()
@@ -281,9 +281,9 @@ def _spread(seconds: list[float]) -> Row:
     return {"seconds": median(seconds), "seconds_low": min(seconds), "seconds_high": max(seconds)}
 
 
-LOSSES = 3  # number of steps whose losses must agree between plans
-# This pattern matches a line of TensorFlow's placement log, such as `tower0/MatMul: (MatMul):
-# /job:…/device:CPU:1`.
+LOSSES = 3  # The losses of `LOSSES` steps must agree between placement plans.
+# The pattern `PLACED` matches a line of TensorFlow's placement log, such as `tower0/MatMul:
+# (MatMul): /job:…/device:CPU:1`.
 PLACED = re.compile(r"^(\S+): \((\w+)\): \S*device:(\w+:\d+)$", re.MULTILINE)
 
 
@@ -352,7 +352,9 @@ class Devices:
         step = towers(self.request)
         _optimize(True)
         traced = trace(step)
-        _optimize(False)  # graphs that are built later must keep all operations
+        # Graphs that are built later must keep all operations, so TensorFlow's graph optimizer is
+        # switched off.
+        _optimize(False)
         return step, traced
 
     def _steps(
@@ -367,7 +369,7 @@ class Devices:
             for at in list(range(len(functions)))[:: -1 if number % 2 else 1]:
                 start = self.clock.now()
                 functions[at](*batch).numpy()
-                if number:  # the first round is a warmup
+                if number:  # The first round is a warmup, so its time is not recorded.
                     seconds[at].append(self.clock.now() - start)
         return seconds
 

@@ -71,7 +71,7 @@ def _warn(text: str) -> None:
 
 
 STEPS = 20
-# Fields of an experiment that have no influence on whether the method is exact.
+# The fields in `_IRRELEVANT` have no influence on whether a training strategy is exact.
 _IRRELEVANT = (
     *("name", "epochs", "steps_per_epoch", "repeats", "threads", "seed", "verify", "callbacks"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
@@ -184,7 +184,8 @@ def _verify_by_replay(
     if communicator.rank > 0:
         return None
     stage, rates = ranks.stage, ranks.optimizer()
-    assert stage is not None  # for the type checker: training has set `ranks.stage`
+    # The assertion tells the type checker that training has set `ranks.stage`.
+    assert stage is not None
 
     def rate(number: int) -> float:
         rates.iterations.assign(number)
@@ -235,7 +236,7 @@ def _largest_difference(
     reference_values: Sequence[np.ndarray],
 ) -> _Difference:
     """Return the variable that differs most from its reference values."""
-    # Callers omit the states of random generators, whose values reach 2³² and would dwarf the
+    # Callers omit the states of random generators, because values up to 2³² would dwarf the
     # weights.
     pairs = zip(local_values, reference_values, strict=True)
     differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
@@ -275,7 +276,7 @@ def _shorten(
     """Return a short float64 experiment (few steps, small batches) and the data for it."""
     fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
     fields |= {"on_nonfinite": None, "replica_check_interval": 0, "checksums": False}
-    if callable(source.train):  # the row count is unknown if a function creates the data
+    if callable(source.train):  # If a function creates the data, the number of rows is unknown.
         return experiment.replace(epochs=1, steps_per_epoch=STEPS, **fields), source
     batch_size = experiment.batch_size
     at_once = experiment.strategy.rows(batch_size, experiment.workers)

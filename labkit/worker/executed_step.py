@@ -17,14 +17,16 @@ from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # These aliases only name TensorFlow's protocol buffers, for which there are no type stubs.
+    # The type aliases only name TensorFlow's protocol buffers, for which there are no type stubs.
     GraphDef: TypeAlias = Any
     NodeDef: TypeAlias = Any
 
-STEP = "labkit step"  # name of the profiler event of one complete step
-# types of the operations that send and receive a copy between devices; one edge replaces each pair
+STEP = "labkit step"  # The profiler event of one complete step has the name `STEP`.
+# Operations with a type in `HIDDEN` send and receive a copy between devices; one edge replaces each
+# pair.
 HIDDEN = ("_Send", "_Recv")
-BACK = "NextIteration"  # an operation whose output goes back to the start of a loop
+# TensorFlow's operation `NextIteration` passes its output back to the start of a loop.
+BACK = "NextIteration"
 
 
 def step_graph(
@@ -78,7 +80,8 @@ def executed_partitions(
 
     context.enable_run_metadata()
     try:
-        context.export_run_metadata()  # discards metadata of functions that ran earlier
+        # The first export discards metadata of functions that ran earlier.
+        context.export_run_metadata()
         step(*arguments)
         context.context().executor.wait()
         graphs = context.export_run_metadata().function_graphs
@@ -86,8 +89,8 @@ def executed_partitions(
         context.disable_run_metadata()
     if not graphs:
         raise LabkitError("TensorFlow reports no graph; give a function that has not run yet")
-    # TensorFlow also reports small graphs that only copy arguments. The largest graph belongs to
-    # the step.
+    # TensorFlow also reports small graphs that only copy arguments. The largest of the reported
+    # graphs belongs to the training step.
     largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))
     return largest.partition_graphs, largest.pre_optimization_graph.library
 
@@ -123,9 +126,9 @@ def timed(
     return replace(graph, operations=tuple(operations), seconds=last - first)
 
 
-# Prefix in the names of operations that run kernels of the oneDNN library.
+# Names of operations that run kernels of the oneDNN library have the prefix `_Mkl`.
 _ONEDNN_PREFIX = re.compile("^_Mkl(Native)?")
-# For each operation name, the start and stop (s) of each execution in one step.
+# For each operation name, `Runs` holds the start and stop in s of each execution in one step.
 Runs: TypeAlias = Mapping[str, list[tuple[float, float]]]
 
 
@@ -144,7 +147,8 @@ def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: 
     times = steps[drawn].get(event_name)
     if not times:
         return replace(operation, seconds=median(seconds))
-    # The profiler lists events by thread, and several threads may execute the same loop.
+    # Several threads may execute the same loop, and the profiler lists their events by thread, not
+    # by time.
     start, stop = min(start for start, _ in times), max(stop for _, stop in times)
     return replace(operation, seconds=median(seconds), start=start - first, stop=stop - first)
 
@@ -192,7 +196,9 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
             continue
         copy = whole.node.add()
         copy.CopyFrom(node)
-        copy.ClearField("device")  # the operation's device may not exist in this process
+        # The copy names no device, because the operation's device may not exist in the current
+        # process.
+        copy.ClearField("device")
         copy.input[:] = [_source(name, received) for name in node.input]
     graph = tf.Graph()
     with graph.as_default():

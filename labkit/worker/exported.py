@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Configured: TypeAlias = "keras.Layer | keras.losses.Loss | keras.optimizers.Optimizer"
 
 
-# For each layer class, the options that are exported. All other options of the layer must have
-# Keras's default values.
+# For each layer class, `EXPORTED_OPTIONS` lists the options that labkit exports. All options of a
+# layer that are not exported must have Keras's default values.
 EXPORTED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Dense": ("units", "activation", "use_bias"),
     "Conv2D": ("filters", "kernel_size", "strides", "activation", "use_bias"),
@@ -31,10 +31,10 @@ LOSSES: Mapping[str, Mapping[str, bool]] = {
     "SparseCategoricalCrossentropy": {"from_logits": True},
     "MeanSquaredError": {},
 }
-# gelu and silu are not exported. Frameworks round the constants of gelu differently (by 5e-9 in
-# float64), and some frameworks use another name for silu.
+# The activations gelu and silu are not exported. Frameworks round the constants of gelu differently
+# (by 5e-9 in float64), and some frameworks use another name for silu.
 ACTIVATIONS = ("linear", "relu", "tanh", "sigmoid", "elu", "selu", "softplus")
-# Options that do not affect the output of a layer whose weights are given.
+# The options in `_NAMES` do not affect the output of a layer whose weights are given.
 _NAMES = ("name", "dtype", "kernel_initializer", "bias_initializer")
 
 
@@ -127,8 +127,9 @@ def loss_of(loss: object) -> str:
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
     """Return the settings of SGD with a constant learning rate; refuse every other optimizer."""
     config = optimizer.get_config()
-    # The class is compared by name, because the equivalence check uses a subclass of SGD that logs
-    # gradients. In the config, a learning rate schedule is a dict, and a constant rate is a number.
+    # The optimizer's class is compared by name, because the equivalence check uses a subclass of
+    # SGD that logs gradients. In the optimizer's config, a learning rate schedule is a dict, and a
+    # constant rate is a number.
     if type(optimizer).__name__ != "SGD" or isinstance(config["learning_rate"], dict):
         raise InvalidInput(
             "ExternalFramework trains with SGD at a constant rate: after a change of the rate, "

@@ -28,7 +28,7 @@ from labkit.worker.recorder import Position
 
 VALIDATION_BATCH = 1024
 
-Arrays: TypeAlias = tuple[Batch, Batch]  # features x and labels y
+Arrays: TypeAlias = tuple[Batch, Batch]  # `Arrays` holds the features x and the labels y.
 OwnData: TypeAlias = Callable[[], tf.data.Dataset]
 
 
@@ -82,7 +82,8 @@ class Feed:
 class DataSource:
     """The data of an experiment: arrays, or a function that creates a `tf.data.Dataset`."""
 
-    train: Arrays | OwnData | None  # None if another rank sends the rows to this rank
+    # The field `train` is None if another rank sends the rows to this rank.
+    train: Arrays | OwnData | None
     validation: Arrays | OwnData | None
     shapes: Shapes | None
 
@@ -155,8 +156,8 @@ class DataSource:
             whole = _batched(self.train(), experiment.batch_size, sample_rank)
             whole = _refuse_endless(whole, experiment.steps_per_epoch, "dataset")
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
-        # for the type checker: arrays are None only with input_mode="scatter", which programs never
-        # use
+        # Arrays are None only with input_mode="scatter", which strategies that run programs never
+        # use.
         assert self.arrays is not None
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
         rows = len(keras.tree.flatten(self.arrays)[0])

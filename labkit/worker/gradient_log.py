@@ -20,8 +20,8 @@ from labkit.keras import view_of
 from labkit.worker.feed import DataSource
 from labkit.worker.session import TrainingSession
 
-# The allowed rounding error for each float size in bytes. The error is relative to a sum over all
-# steps, to which each step adds its largest absolute value.
+# The dict `TOLERANCE` maps the size of a float in bytes to the allowed rounding error. The allowed
+# rounding error is relative to the sum of each step's largest absolute value over all steps.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
@@ -47,8 +47,10 @@ class _Sums:
     mean: np.ndarray
     waiting: ExpectedResidual | None
     itemsize: int
-    size: float = 0.0  # sum over all steps of each step's largest absolute value
-    lost: float = 0.0  # largest violation of the residual's law in any step
+    # The attribute `size` sums each step's largest absolute value over all steps.
+    size: float = 0.0
+    # The attribute `lost` is the largest violation of the residual's conservation law in any step.
+    lost: float = 0.0
 
 
 @dataclass
@@ -241,11 +243,11 @@ class ExchangeInputLog(Hook):
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
         self._step_gradients: dict[int, tuple[np.ndarray, float]] = {}  # gradient, rows
-        # For each variable, three sums over all steps. "brought" sums the gradients from
-        # backpropagation. "handed" sums the inputs that the exchange reports. "mean" sums the mean
-        # gradients that the exchange outputs.
+        # The sum "brought" adds the gradients from backpropagation. The sum "handed" adds the
+        # inputs that the gradient exchange reports. The sum "mean" adds the mean gradients that the
+        # gradient exchange outputs.
         self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
-        # for each variable, the sum over all steps of the step's largest absolute value
+        # For each variable, `_sizes` sums each step's largest absolute value over all steps.
         self._sizes: dict[str, float] = {}
         self._itemsize = 8
 
@@ -277,8 +279,8 @@ class ExchangeInputLog(Hook):
         self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
-        # All ranks compute the row count of a step together. The sum of the row counts cannot
-        # deadlock, because all ranks process buckets in the same order.
+        # The allreduce of row counts cannot deadlock, because all ranks process buckets in the same
+        # order.
         total = float(
             self._communicator.allreduce_small(np.array([rows]), "the number of rows in a step")[0]
         )
@@ -291,8 +293,8 @@ class ExchangeInputLog(Hook):
                 "handed": record.given[elements_of_layer],
                 "mean": record.mean[elements_of_layer],
             }
-            # If an exchange schedule bypasses the hook, no gradient from backpropagation is
-            # recorded.
+            # If an exchange schedule bypasses the recording hook, no gradient from backpropagation
+            # is recorded.
             if slot.variable in self._step_gradients:
                 gradient = self._step_gradients[slot.variable][0][elements]
                 books["brought"] = share * gradient if rows else np.zeros(len(gradient))
@@ -337,7 +339,7 @@ def _most(values: np.ndarray) -> float:
     return float(np.abs(values).max(initial=0.0))
 
 
-MOST = 2**28  # maximum bytes of a log; later steps are omitted
+MOST = 2**28  # A gradient log has at most `MOST` bytes; later steps are omitted.
 
 
 class LoggedUpdate(NamedTuple):

@@ -54,7 +54,8 @@ def predict(
     """
     rows = len(keras.tree.flatten(x)[0])
     _refuse_shapes(model, x)
-    if rows == 0:  # one row is predicted only to learn the shape of the empty result
+    # If x has no rows, the prediction of one row of zeros gives the shape of the empty result.
+    if rows == 0:
         one = keras.tree.map_structure(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
         predictions = model.predict(one, verbose=0)
         return keras.tree.map_structure(lambda leaf: leaf[:0], predictions)
@@ -111,7 +112,7 @@ def evaluate(
     if not total:
         raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
     loss = losses.mean(communicator) + penalty / total
-    # On ranks without rows, metrics may not have been built.
+    # On ranks without rows, Keras may not have built the metrics.
     evaluating_ranks = communicator.split(int(rows > 0))
     result: dict[str, float] = {}
     if rows:
@@ -155,7 +156,8 @@ def _refuse_shapes(model: keras.Model, x: Batch) -> None:
         raise InvalidInput(f"x has {len(leaves)} arrays, but the model takes {len(specs)}")
     for spec, leaf in zip(specs, leaves, strict=False):
         expected, shape = spec.shape[1:], leaf.shape[1:]
-        # Shapes may differ in a last axis of length 1, because Keras adds or removes such an axis.
+        # The shapes of x and of the model may differ in a last axis of length 1, which Keras adds
+        # or removes.
         fits = None in expected or np.prod(shape) == np.prod(expected)
         if not fits:
             raise InvalidInput(

@@ -57,7 +57,7 @@ def _slots(state: TrainingState) -> Iterator[LocalVariable]:
     weights = {weight.variable.path: weight for weight in _weights(state)}
     counts: dict[str, int] = {}
     for optimizer, variables in state.optimizers:
-        # callbacks read the learning rate of this optimizer, which trains no variables
+        # Callbacks read the learning rate of an optimizer that trains no variables.
         if not variables:
             if isinstance(optimizer._learning_rate, keras.Variable):
                 yield LocalVariable("rate/learning_rate", optimizer._learning_rate, (), (), False)

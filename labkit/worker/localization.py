@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange
     from labkit.worker.gradient_log import LoggingSession
 
-Flat = dict[str, np.ndarray]  # flat arrays, by variable path
+Flat = dict[str, np.ndarray]  # `Flat` maps variable paths to flat arrays.
 
 
 class ComparisonInputs(NamedTuple):
@@ -64,7 +64,8 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
     """
     ranks = sides.ranks
     track = ranks.applied
-    assert isinstance(track, StepLog)  # for the type checker: the caller created this log
+    # The assertion tells the type checker that the caller has created a `StepLog`.
+    assert isinstance(track, StepLog)
     first = {
         v.path: v.numpy().reshape(-1).astype(np.float64) for v in ranks.model.trainable_variables
     }
@@ -97,8 +98,9 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
         (total, end), label="the final weights of one process"
     )
     if not place and end and (mismatches := search.first(end, collected, only=0)):
-        # If the ranks have logged fewer steps than the one process, an optimizer step is missing.
-        # If the ranks have logged all steps, the error is in the collection of the final weights.
+        # If the ranks have logged fewer steps than the reference process, the ranks lack an
+        # optimizer step. If the ranks have logged all steps, the error is in the collection of the
+        # final weights.
         lacks = common_steps < total
         place = search.make_place(
             min(common_steps, total - 1), "optimizer" if lacks else "collection", mismatches
@@ -164,12 +166,12 @@ class _Search:
         """Derive step, layer, rank and operation of an error from the mismatches of all ranks."""
         wrong = [rank for rank, mismatch in enumerate(mismatches) if mismatch is not None]
         worst = mismatches[wrong[0]]
-        assert worst is not None  # for the type checker
+        assert worst is not None
         has_layer = self._communicator.allgather(
             worst.layer in self._track.steps, "whether a rank has the layer"
         )
-        # The result names the first wrong rank if another rank has the layer and is right, or if
-        # only one rank has the layer.
+        # The result names the first wrong rank if another rank with the layer is right, or if only
+        # one rank has the layer.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
         return FirstDifference(
             step=step,
@@ -196,7 +198,7 @@ class _Search:
         local = local_log[step.number] if len(local_log) > step.number else None
         lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
         shapes = self._communicator.allgather(lengths, "the lengths of gradients")
-        # If the lists of gradients differ between ranks, the ranks hold different variables, as in
+        # Lists of gradients differ between ranks if the ranks hold different variables, as in
         # pipelines.
         if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):
             return self.make_place(step.number, "gradient", mismatches)
@@ -259,7 +261,7 @@ class _Search:
         )
         if trusted is not None and any(trusted):
             return self.make_place(step.number, "gradient", trusted)
-        # All ranks agree on the gradients of all batches, so the batches themselves must be wrong.
+        # If all ranks confirm the gradients of all batches, the batches themselves must be wrong.
         all_agree = trusted is None and not any(
             recomputed_gradients
             for _, rank_mismatches in judgements
@@ -306,7 +308,7 @@ class _Search:
         buffers_by_round = self._communicator.allreduce_in_rounds(current.copy(), algorithm)
         expected_rounds = execute(schedule(self._communicator.size), buffers)
         for number, (_, values) in enumerate(expected_rounds, 1):
-            # If a rank does nothing in a round, no buffer is recorded for it.
+            # If a rank does nothing in a round, no buffer is recorded for the rank in that round.
             current = buffers_by_round.get(number, current)
             yield number, values[rank], current
 
@@ -320,10 +322,10 @@ class _Search:
             expected_values, actual_values = expected[name], actual.get(name)
             if actual_values is None or len(actual_values) != len(
                 expected_values
-            ):  # this rank has no part, or only a part, of this variable
+            ):  # A rank may hold no part, or only a part, of a variable.
                 continue
             difference = np.abs(actual_values - expected_values)
-            if not (difference <= allowed).all():  # a difference that is NaN counts as wrong
+            if not (difference <= allowed).all():  # A difference that is NaN counts as wrong.
                 worst = int(np.argmax(difference))
                 return ValueMismatch(
                     name, float(expected_values[worst]), float(actual_values[worst])

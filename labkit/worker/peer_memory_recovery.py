@@ -19,8 +19,9 @@ from labkit.records.tensor_boxes import RankFile, pack
 if TYPE_CHECKING:
     from labkit.worker.checkpoint_keeper import CheckpointKeeper
 
-SHARE = 0.02  # largest fraction of the training time that copies may take
-KEPT = 2  # copies of two steps are stored, because a rank may fail while it sends the newest copy
+# Copies of the training state may take at most the fraction `SHARE` of the training time.
+SHARE = 0.02
+KEPT = 2  # Ranks store copies of two steps, because a rank may fail while it sends the newest copy.
 Fault = dict[str, Any]
 
 
@@ -78,7 +79,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._is_new = self.pending = bool(
             communicator.membership and communicator.membership.has_joined
         )
-        # Copied state files, first by step, then by rank number.
+        # The dict `_copies` holds copied state files, first by step, then by rank number.
         self._copies: dict[int, dict[int, bytes]] = {}
         self._replicas = False
         self._keeper: CheckpointKeeper | None = None
@@ -100,7 +101,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         """Prepare for a training; this callback must run after the checkpoint callback `keeper`."""
         self._keeper, self._replicas = keeper, replicas
         self._steps_taken = self._copied_at = keeper.steps_taken
-        # no copy in the first step, because this step also traces the graph
+        # The rank makes no copy in the first step, because the first step also traces the graph.
         self._due = keeper.steps_taken + 2
         self._copied_when = self._clock.now()
         return self
@@ -132,8 +133,8 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         if communicator.size == 1 or self._keeper is None:
             return
         step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
-        # the state file is created before other communication, because its creation completes
-        # pending messages
+        # The state file is created before other communication, because its creation completes
+        # pending messages.
         file = self._file(self._keeper)
         rank, before, after = self._neighbours()
         lengths = communicator.allgather_scalar(len(file), "the sizes of checkpoint copies")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from labkit.worker.recorder import Recorder
 
 
-TRIALS = 5  # number of timed gradients; their median is the virtual compute time
+TRIALS = 5  # The virtual compute time is the median time of `TRIALS` gradients.
 
 
 class SimulatedTraining:
@@ -53,7 +53,8 @@ class SimulatedTraining:
         self._session, self._backend, self._strategy = session, stage, strategy
         experiment, roles = session.experiment, stage.roles
         virtual = experiment.virtual
-        # for the type checker: `Experiment` requires `virtual` on the virtual clock
+        # The assertion tells the type checker that an experiment on the virtual clock has
+        # `virtual`.
         assert virtual is not None
         order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, worker, step in virtual.update_order:
@@ -109,22 +110,22 @@ class SimulatedTraining:
         self._declare_shared()
         stage, exchanged = self.world.take(state, self._program)
         timing, self._session.exchanged = self.world.times, exchanged
-        # for the type checker: `_timing_model` returns a `TimingModel`
+        # The assertion tells the type checker that `_timing_model` returns a `TimingModel`.
         assert isinstance(timing, TimingModel)
         seconds = exchanged["compute_seconds"] or 0.0, exchanged["update_seconds"]
         self.world.times = replace(timing, measured=seconds[0], update=seconds[1])
         self._backend.load_state(stage)
 
     def _declare_shared(self) -> None:
-        # A saved state contains only the names of the roles and the strategy, because a restart
-        # creates both objects anew.
+        # A saved state stores the roles and the strategy only by name, because a restart creates
+        # new objects.
         self.world.keeps({"roles": self._backend.roles, "strategy": self._strategy})
 
 
 def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
     """Return the timing model for the virtual clock; measure compute times that are not given."""
     experiment, virtual = session.experiment, session.experiment.virtual
-    # for the type checker: `Experiment` requires `virtual` on the virtual clock
+    # The assertion tells the type checker that an experiment on the virtual clock has `virtual`.
     assert virtual is not None
     compute = virtual.compute_time or ComputeTime()
     measures = compute.seconds is None and compute.trace is None
@@ -185,7 +186,7 @@ class ProgramKeeper:
 
     def _is_due(self, steps_done: int) -> bool:
         """Return whether a checkpoint is due; `steps_done` counts the steps of all workers."""
-        # for the type checker: callers require a checkpoint setting
+        # The assertion tells the type checker that callers require a checkpoint setting.
         assert self._context.checkpoint is not None
         if self._context.checkpoint.steps is not None:
             return steps_done - self._steps >= self._context.checkpoint.steps
@@ -250,7 +251,8 @@ class SimulationKeeper(ProgramKeeper):
         if stops or self._is_due(steps_done):
             start = self._clock.now()
             self._write(play.save_state(), steps_done)
-            self._writer.wait()  # in a simulation, writing the file takes no virtual time
+            # In a simulation, writing the checkpoint file takes no virtual time.
+            self._writer.wait()
             self._note_checkpoint(start, steps_done)
         self._recorder.stopped = self._recorder.stopped or stops
 
@@ -264,8 +266,8 @@ class RankProgramKeeper(ProgramKeeper):
 
     def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
         """Run all programs to their end, from the start or from a checkpoint."""
-        # A saved state contains only the names of the roles and the strategy, because a restart
-        # creates both objects anew.
+        # A saved state stores the roles and the strategy only by name, because a restart creates
+        # new objects.
         world.keeps({"roles": stage.roles, "strategy": strategy})
         program = partial(strategy.program, stage.roles)
         self._resume(lambda state: stage.load_state(world.take(state, program)))
@@ -282,7 +284,8 @@ class RankProgramKeeper(ProgramKeeper):
 
     def _save_if_due(self, world: MpiRuntime, stage: ComputeBackend) -> None:
         self._writer.check()
-        assert world.still is not None  # for the type checker: `world.keeps` has set `still`
+        # The assertion tells the type checker that `world.keeps` has set `still`.
+        assert world.still is not None
         if self._communicator.rank == 0:
             self._ends = self._ends or self._stops()
             steps_done = world.still.steps_of_all
@@ -290,7 +293,7 @@ class RankProgramKeeper(ProgramKeeper):
             due = self._ends or (not self._writer.is_writing() and self._is_due(steps_done))
             if new and due:
                 world.still.ask()
-            elif self._ends:  # no step was taken since the last checkpoint
+            elif self._ends:  # No worker has taken a step since the last checkpoint.
                 self._recorder.stopped = True
         if not world.still.wanted:
             return
@@ -356,5 +359,5 @@ def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
             ranks, stage, strategy
         )
     stage.leave()
-    mailbox.close()  # closed last, as the model may use the mailbox's buffers
+    mailbox.close()  # The mailbox is closed last, because the model may use the mailbox's buffers.
     return stage

@@ -36,8 +36,8 @@ from labkit.strategies import TrainingState, Watcher
 from labkit.worker.feed import DataSource, Feed
 from labkit.worker.recorder import Progress, Recorder
 
-# An argument of `keras.Model.compile`: a name, an object, or a nested structure of names and
-# objects.
+# A `CompileOption` is an argument of `keras.Model.compile`: a name, an object, or a nested
+# structure of names and objects.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
 
@@ -59,35 +59,38 @@ class RankState:
         self._parts: list[Communicator] = []
         self._source = source
         self.seed = experiment.seed
-        self.watchers: list[Watcher] = []  # functions that are called for each compressed bucket
+        # The exchange calls each function in `watchers` for each compressed bucket.
+        self.watchers: list[Watcher] = []
         policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        # keys are rank numbers, or worker numbers on the virtual clock
+        # The keys of `injectors` are rank numbers, or worker numbers on the virtual clock.
         self.injectors: dict[int, Injector] = {}
         self.timeline = Timeline(communicator.clock)
-        self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
-        self.memory: Memory | None = None  # set by strategies that divide the model among ranks
-        # For each divided layer, this rank's part and its sent bytes.
+        # The dict `partition` records where pipeline stages are cut, and why.
+        self.partition: dict[str, JSON] = {}
+        # Strategies that divide the model among ranks set the attribute `memory`.
+        self.memory: Memory | None = None
+        # For each divided layer, `layers` holds the rank's part and its sent bytes.
         self.layers: list[LayerRow] = []
         reset(experiment)
         self.model = build_model(experiment, source)
         self.divide_data()
-        # a strategy's programs add rows to the recorder directly, without Keras callbacks
+        # Strategies that run programs add rows to the recorder directly, without Keras callbacks.
         self.recorder: Recorder | None = None
         self.interleaving: list[Event] = []
-        # Other frameworks and simulations set a description of their own exchange.
+        # Strategies with other frameworks, and simulations, set `exchanged` to a description of
+        # their exchange.
         self.exchanged: dict[str, JSON] | None = None
         user_callbacks = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(user_callbacks)
         self.progress = Progress(self.feed.steps)
         self.checkpoint_context: CheckpointContext | None = None
         self._training_state: TrainingState | None = None
-        # values that the method `once` has measured; checkpoints contain them
+        # Checkpoints contain the values that the method `once` has measured.
         self.chosen: dict[str, JSON] = {}
-        self.checkpoints: dict[str, JSON] | None = None  # number and cost of saved checkpoints
-        self.user_optimizer = (
-            self.model.optimizer if self.model.compiled else None
-        )  # the user's optimizer
+        # The dict `checkpoints` holds the number and the cost of saved checkpoints.
+        self.checkpoints: dict[str, JSON] | None = None
+        self.user_optimizer = self.model.optimizer if self.model.compiled else None
         if self.user_optimizer is not None and not experiment.strategy.keeps_optimizer(experiment):
             refuse_steps(self.user_optimizer)
             refuse_variables(self.user_optimizer)
@@ -95,8 +98,9 @@ class RankState:
 
     def divide_data(self) -> None:
         """Divide the training and validation data among the current ranks."""
-        # A strategy's programs read their training batches from the method `batches`. From `feed`,
-        # a strategy's programs use only the validation rows and the number of training steps.
+        # Strategies that run programs read their training batches from the method `batches`.
+        # Strategies that run programs use only the validation rows and the number of training steps
+        # from `feed`.
         uses_programs = self.experiment.uses_programs
         experiment = self.experiment
         if uses_programs:
@@ -304,7 +308,7 @@ def _compile_options(
 ) -> dict[str, CompileOption]:
     options: dict[str, CompileOption] = {}
     if model.compiled:
-        # The original objects are used as compile arguments, because custom functions may not be
+        # The compile arguments are the user's original objects, because custom functions may not be
         # registered with Keras.
         compile_arguments = model._compile_config.config
         options = {

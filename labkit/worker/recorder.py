@@ -15,9 +15,9 @@ from labkit.exchange import Timeline
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
-SEND_EVERY = 0.25  # minimum interval in seconds between two reports
-# Number of steps from a rank's request until all ranks act on the request. One step would not
-# suffice. With priority scheduling of the exchange, a rank may be one step ahead of another rank.
+SEND_EVERY = 0.25  # The recorder waits at least `SEND_EVERY` seconds between two reports.
+# All ranks act on a rank's request `AHEAD` steps after the request. The delay exceeds one step,
+# because with priority scheduling a rank may be one step ahead of another rank.
 AHEAD = 2
 
 
@@ -56,8 +56,9 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.epochs: list[dict[str, float]] = []
         self.begin = 0
         self.stopped = False
-        self.timeline: Timeline | None = None  # timeline from the strategy or from the exchange
-        self._compressed: Any = None  # the compressed reduction of the exchange, or None
+        self.timeline: Timeline | None = None
+        # The attribute `_compressed` is the compressed reduction of the exchange, or None.
+        self._compressed: Any = None
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -126,7 +127,7 @@ class Recorder(keras.callbacks.Callback, Hook):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Add the history row of the step; stop if rank 0 has requested a stop at this step."""
-        loss = float(self._loss.numpy())  # waits until the step has finished
+        loss = float(self._loss.numpy())  # Reading the loss waits until the step has finished.
         now = self.communicator.clock.now()
         if self.timeline is not None:
             self.timeline.add("step", -1, self._start)
@@ -135,7 +136,8 @@ class Recorder(keras.callbacks.Callback, Hook):
         samples = int(self._samples.numpy())
         codec_total = self._compressed.seconds if self._compressed is not None else 0.0
         codec, self._codec = codec_total - self._codec, codec_total
-        if math.isnan(loss) and samples:  # a custom train_step computes the loss in another place
+        # A custom train_step computes the loss elsewhere, so the loss comes from Keras's logs.
+        if math.isnan(loss) and samples:
             loss = float((logs or {}).get("loss", loss))
         self.rows.append(
             {
@@ -144,8 +146,8 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
-                # The compute time is the rest of the step's time. The rest is 0 if the exchange
-                # overlapped all computation.
+                # The compute time is the step's time without waiting, transfer and compression. The
+                # compute time is 0 if the exchange overlapped all computation.
                 "compute_seconds": max(
                     0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
                 ),
@@ -162,7 +164,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         )
         board, step = self.communicator.board, self.step - 1
         is_asked = self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked()
-        # a second request would postpone the stop
+        # A second request to stop would postpone the stop.
         if is_asked and not board.is_stop_requested(step + AHEAD):
             board.request_stop(step + AHEAD)
         if board.is_stop_requested(step):
@@ -198,7 +200,8 @@ class Recorder(keras.callbacks.Callback, Hook):
 
     def _send(self, now: float) -> None:
         self.report("step", self.rows[self._sent :])
-        if self.communicator.rank == 0:  # the metrics of an epoch are equal on all ranks
+        # Only rank 0 reports epochs, because the metrics of an epoch are equal on all ranks.
+        if self.communicator.rank == 0:
             self.report("epoch", self.epochs[self._sent_epochs :])
         self._sent, self._sent_epochs, self._sent_at = len(self.rows), len(self.epochs), now
 

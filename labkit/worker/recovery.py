@@ -99,8 +99,8 @@ class Recovery(keras.callbacks.Callback):
     def _recover(self) -> None:
         noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        # If a later callback of the same step noticed the failure, `progress` has not counted the
-        # step yet.
+        # If a callback before `progress` noticed the failure, `progress` has not counted the step
+        # yet.
         if self._steps_taken > self._progress.taken:
             self._progress.on_train_batch_end(0)
         repeated, ranks_behind = self._agree()
@@ -134,7 +134,7 @@ class Recovery(keras.callbacks.Callback):
         variables, values = self._session.model.metrics_variables, self._progress.metrics
         for variable, value in zip(
             variables, values, strict=False
-        ):  # the saved states replace the metric states that validation has overwritten
+        ):  # The saved states replace the metric states that validation has overwritten.
             variable.assign(value)
         self._provide(fault, noticed_at)
 

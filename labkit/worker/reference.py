@@ -46,13 +46,13 @@ class ArrayCache:
         try:
             data = file.read_bytes()
             os.utime(file)
-        except FileNotFoundError:  # another process has perhaps just removed the file
+        except FileNotFoundError:  # Another process may have just removed the file.
             return None
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return [archive[f"arr_{number}"] for number in range(len(archive.files))]
         except (BadZipFile, EOFError, KeyError, ValueError):
-            return None  # the caller must compute and store the arrays again
+            return None  # If the result is None, the caller computes and stores the arrays again.
 
     def store(self, key: str, arrays: Sequence[np.ndarray]) -> None:
         """Store arrays under a key; remove the least recently used files above the limit."""
@@ -77,15 +77,16 @@ class ArrayCache:
         return self._folder / f"{key}.npz"
 
 
-# A function that returns a copy of an optimizer which logs its steps.
+# A `Watch` function returns a copy of an optimizer; the copy logs its steps.
 Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
-LIMIT = 2**29  # maximum number of bytes of all cached weights
-# tolerance of weights, relative to the largest absolute weight
+LIMIT = 2**29  # The cached weights take at most `LIMIT` bytes in total.
+# The tolerance of weights is relative to the largest absolute weight.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-UNIT = 24  # in rows; a multiple of 2, 3, 4, 6, 8 and 12, so that remainders stay the same
+# The unit of 24 rows is a multiple of 2, 3, 4, 6, 8 and 12, so that remainders stay the same.
+UNIT = 24
 
-# Fields of an experiment that do not affect the weights from training in one process.
+# The fields in `_OF_RANKS` do not affect the weights from training in one process.
 _OF_RANKS = (
     *("name", "strategy", "workers", "threads", "network", "batch_weights", "input_mode"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
@@ -110,7 +111,8 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     if batch_size <= 3 * unit:
         return rows, batch_size
     full, rest = divmod(rows, batch_size)
-    size = 2 * unit + 1 + (batch_size - 1) % unit  # the new batch size is larger than any remainder
+    # The new batch size is larger than any remainder of rows.
+    size = 2 * unit + 1 + (batch_size - 1) % unit
     if rest > 2 * unit:
         rest = unit + 1 + (rest - 1) % unit
     return full * size + rest, size
@@ -154,8 +156,7 @@ def _train(
     watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
     process = single_rank()
-    # The reference training uses the wall clock, without stragglers. The reference training reads
-    # all rows itself, even if rank 0 sends rows to the ranks.
+    # The reference training reads all rows itself, even if rank 0 sends rows to the ranks.
     defaults: dict[str, object] = {
         "clock": "wall",
         "stragglers": {},
@@ -169,8 +170,8 @@ def _train(
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
     # If the user compiled the model with an optimizer, training uses the same object, because a
-    # copy may be incomplete. If the user compiled no optimizer, a new optimizer gets the learning
-    # rate of the ranks.
+    # copy may be incomplete. Without an optimizer from the user, training creates an optimizer with
+    # the learning rate of the ranks.
     session.compile(
         watch(
             make()
@@ -189,7 +190,7 @@ def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> 
     batches: JSON = None
     if (
         short.input_mode == "scatter" or short.data_partition != IID
-    ):  # with scatter or a data partition, each rank shuffles its own rows
+    ):  # With input_mode="scatter" or a data partition, each rank shuffles its own rows.
         batches = [parts, list(short.batch_weights or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])

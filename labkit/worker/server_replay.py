@@ -16,13 +16,14 @@ from labkit.programs import CodecChannel, Roles, ServerPieces
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
 
-# An update rule: a function (weights, gradient, learning rate, update number from 1) that returns
-# the new weights.
+# A `Rule` is a function (weights, gradient, learning rate, update number from 1) that returns the
+# updated weights.
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
-# A function (worker, step, weights) that returns the gradient.
+# A `GradientFunction` takes (worker, step, weights) and returns the gradient.
 GradientFunction: TypeAlias = Callable[[int, int, Vector], Vector]
-RATE_CORRECTIONS = ("per_gradient", "mean")  # corrections that change only the learning rate
-# A function (worker, server) that creates one end of the message channel between worker and server.
+# The corrections in `RATE_CORRECTIONS` change only the learning rate.
+RATE_CORRECTIONS = ("per_gradient", "mean")
+# A `ChannelFactory` takes (worker, server) and creates one end of their message channel.
 ChannelFactory: TypeAlias = Callable[[int, int], CodecChannel]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
@@ -172,14 +173,13 @@ class _Gradients:
         self._correction = correction
         self._pending_fetches = pending_fetches
         self._gradients: dict[tuple[int, int], dict[int, Vector]] = {}
-        self._weights_used: dict[
-            tuple[int, int], dict[int, Vector]
-        ] = {}  # weights at which each gradient was computed
-        self._steps: dict[int, int] = {}  # number of computed gradients of each worker
+        self._weights_used: dict[tuple[int, int], dict[int, Vector]] = {}
+        # The dict `_steps` holds the number of computed gradients of each worker.
+        self._steps: dict[int, int] = {}
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
         self._ends = {
             pair: (make_channel(*pair), make_channel(*pair)) for pair in pairs
-        }  # the worker's end and the server's end of each channel
+        }  # Each message channel has a worker's end and a server's end.
 
     def known(self, update: Sequence[Event]) -> bool:
         """Return whether all versions of weights that an update needs have been computed."""
@@ -217,7 +217,8 @@ class _Gradients:
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]
-            assert version_weights is not None  # stored until all workers have fetched this version
+            # The server stores a version of the weights until all workers have fetched the version.
+            assert version_weights is not None
             self._pending_fetches[server, version] -= 1
             worker_end, server_end = self._ends[worker, server]
             weights[server] = (

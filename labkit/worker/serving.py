@@ -119,8 +119,8 @@ class _Benchmark:
         for network, over in self._communicators.items():
             self._ways[network, ALONE] = inference_server(over, reference_model, None, like)
             for name, strategy in spec.ways.items():
-                # Each server gets its own copy of the model, because dividing a model frees some of
-                # its weights.
+                # Each inference server gets its own copy of the model, because dividing a model
+                # frees some of its weights.
                 model = inference.load(spec.file)
                 self._ways[network, name] = inference_server(over, model, strategy, like)
         self._times: list[Record] = []
@@ -131,8 +131,8 @@ class _Benchmark:
         cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
             self._time_call("first", place, size)
-            # A batch with one row reaches only one replica; a stream of batches makes all replicas
-            # trace their graphs.
+            # A batch with one row reaches only one replica, so a stream of batches makes all
+            # replicas trace their graphs.
             self._ways[place].stream([self._batches[size]] * self._spec.under_way)
         for what, count in (("batch", self._spec.repeats), ("stream", self._spec.streams)):
             for _ in range(count):

@@ -52,10 +52,11 @@ class TrainingSession(RankState):
         self, experiment: Experiment, communicator: Communicator, source: DataSource
     ) -> None:
         super().__init__(experiment, communicator, source)
-        # set if the strategy runs one program per server and worker
+        # The attribute `stage` is set if the strategy runs one program per server and worker.
         self.stage: ComputeBackend | None = None
-        self.recovery: Recovery | None = None  # set if training can survive rank failures
-        # Set if spare ranks may replace failed ranks.
+        # The attribute `recovery` is set if training can survive rank failures.
+        self.recovery: Recovery | None = None
+        # The attribute `peer_recovery` is set if spare ranks may replace failed ranks.
         self.peer_recovery: PeerMemoryRecovery | None = None
 
     def _batch_checks(self) -> list[keras.callbacks.Callback]:
@@ -80,13 +81,14 @@ class TrainingSession(RankState):
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange, self._provide_state)
-            # for the type checker: the method `keeps` has set the training state
+            # The assertion tells the type checker that the method `keeps` has set the training
+            # state.
             assert self._training_state is not None
             build(self._training_state)
             callbacks = [self.recovery, *callbacks]
         elif (
             self.peer_recovery is not None
-        ):  # no recovery from memory, because messages outlast steps
+        ):  # Recovery from the memory of other ranks is impossible, because messages outlast steps.
             self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
@@ -125,7 +127,7 @@ class TrainingSession(RankState):
             raise InvalidInput("dataset has no rows; give data with one sample or more")
 
     def _fit_all(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        if self.progress.metrics:  # Keras creates metric states in the first step
+        if self.progress.metrics:  # Keras would create the metric states only in the first step.
             self.model._symbolic_build(data_batch=self.feed.train.element_spec)
         if self.feed.ends_at(self.progress.position):
             self._end_epoch(callbacks)
@@ -141,7 +143,7 @@ class TrainingSession(RankState):
             initial_epoch=at.epoch,
             epochs=epochs,
             steps_per_epoch=steps and steps - at.step,
-            shuffle=False,  # the batch plan has already shuffled the rows
+            shuffle=False,  # The batch plan of labkit has already shuffled the rows.
             validation_data=self.feed.validation,
             callbacks=callbacks,
             verbose=0,
@@ -226,8 +228,8 @@ class TrainingSession(RankState):
         from labkit.frameworks.child import Child
         from labkit.worker.external_training import TrainingTask
 
-        # Metrics are not sent to the child process, because they have variables. Unpickling
-        # variables would start TensorFlow before the child process creates its strategy.
+        # The child process gets no metrics, because metrics have variables. Unpickling variables
+        # would start TensorFlow before the child process creates its strategy.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}
         task = TrainingTask(
             self.experiment,
@@ -235,8 +237,8 @@ class TrainingSession(RankState):
             self.communicator.rank,
             config,
             self.model.get_weights(),
-            # `RankState.optimizer` is called directly, because its optimizer does not log
-            # gradients.
+            # The code calls `RankState.optimizer` directly, because optimizers of subclasses may
+            # log gradients.
             cloudpickle.dumps(Recipe.of(RankState.optimizer(self))),
             cloudpickle.dumps(options),
             folder,
@@ -293,7 +295,7 @@ class TrainingSession(RankState):
         callbacks = [*self._batch_checks(), *self.callbacks]
         arguments = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
-            # the epoch's loss is the mean over steps, not a metric of Keras
+            # The epoch's loss is the mean over steps, not a metric of Keras.
             self.progress.metrics = []
             train(*arguments, keepers, step, validate, self.communicator)
         if not early:

@@ -13,8 +13,10 @@ from labkit.common import imports
 
 SourceBundle: TypeAlias = dict[str, bytes]
 
-OWN = __name__.partition(".")[0]  # the labkit package, which all hosts have
-FOLDER = "LABKIT_FOLDER"  # environment variable for a remote engine's temporary folder
+# Every host has the labkit package, so the bundle of sources omits labkit.
+OWN = __name__.partition(".")[0]
+# The environment variable LABKIT_FOLDER names the temporary folder of a remote engine.
+FOLDER = "LABKIT_FOLDER"
 
 
 def pack(modules: str) -> SourceBundle:
@@ -28,7 +30,7 @@ def pack(modules: str) -> SourceBundle:
     packed: SourceBundle = {}
     for folder in map(
         Path, reversed(imports.split_folders(modules))
-    ):  # if two folders have a file with the same name, the file of the earlier folder is used
+    ):  # If two folders have a file with the same name, the file of the earlier folder is used.
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
         # Unreadable files are skipped, for example an editor's lock file, which is a broken
@@ -89,5 +91,6 @@ def _substitute_folder(folder: str) -> Path:
 
 @cache
 def _temporary_folder() -> str:
-    os.mkdir(os.environ[FOLDER], 0o700)  # fails if another user has already created the folder
+    # The call fails if another user has already created the folder.
+    os.mkdir(os.environ[FOLDER], 0o700)
     return os.environ[FOLDER]

@@ -18,7 +18,7 @@ from labkit.experiment.fault_injection import sends_every_message
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
 
-Sums: TypeAlias = tuple[int, ...]  # one checksum per variable
+Sums: TypeAlias = tuple[int, ...]  # A tuple `Sums` holds one checksum per variable.
 
 
 class ReplicaDriftError(LabkitError):
@@ -45,7 +45,9 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._session, self._communicator, self._every = session, session.communicator, every
         self._progress, self._step, self._equal_at = session.progress, 0, 0
         self._common_state: list[np.ndarray] = []
-        self._marks: list[Sums] = []  # checksums after each step since the last comparison
+        # The list `_marks` holds the checksums after each step since the last comparison of
+        # replicas.
+        self._marks: list[Sums] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Save the initial state, which is equal on all replicas."""
@@ -83,7 +85,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
 
     def _by_computing_again(self) -> str:
         if callable(self._session.experiment.dataset):
-            return ""  # a callable dataset may yield other batches when repeated
+            return ""  # A callable dataset may yield other batches when it is read again.
         first_differing = self._communicator.allgather(
             self._first_differing_step(), "the first differing steps"
         )
@@ -180,7 +182,7 @@ class StepMonitor(keras.callbacks.Callback):
         self._injector = session.injectors.get(session.communicator.rank)
         # With mixed_float16, the scaled loss may overflow; this is normal, and Keras handles it.
         self._looks = session.experiment.precision != "mixed_float16"
-        self._known = False  # whether this rank has had a finite loss so far
+        self._known = False  # The attribute `_known` is true once the rank has had a finite loss.
         self._progress, self._step = session.progress, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

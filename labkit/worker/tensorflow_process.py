@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    # An argument or result of `tf.distribute.Strategy.run`, which has one tensor per replica.
+    # A `Replicated` value is an argument or result of `tf.distribute.Strategy.run`, with one tensor
+    # per replica.
     Replicated: TypeAlias = "tf.Tensor | tf.distribute.DistributedValues"
 
-AHEAD = 4  # maximum number of steps scheduled beyond the last result
+AHEAD = 4  # The coordinator schedules at most `AHEAD` steps beyond the last result.
 
 
 class TensorFlowTraining:
@@ -76,7 +77,7 @@ class TensorFlowTraining:
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
             # many rows. Multiplying by the share of rows and by the number of replicas corrects the
-            # loss.
+            # loss for unequal row counts.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Gradients of embeddings are made dense, because the optimizer must add gradients of the
@@ -115,7 +116,7 @@ class SynchronousTraining(TensorFlowTraining):
 
         distribute = self.strategy.experimental_distribute_values_from_function
         distributed = [distribute(make_value(part)) for part in range(3)]
-        # the timer starts after the batches have been read
+        # The timer starts only after the batches have been read.
         start = self.clock.now()
         replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
@@ -156,7 +157,8 @@ class CoordinatedTraining(TensorFlowTraining):
         epoch, place = divmod(self.number, per_epoch)
         if place == 0:
             self._ended = self.clock.now()
-        # Only one step is scheduled at first, so its time includes no work of later steps.
+        # Only one step is scheduled at first, so the time of the first step includes no work of
+        # later steps.
         ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
         while self._scheduled_steps < min(self.number + ahead, end):
             scheduled = [
@@ -227,8 +229,9 @@ def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strate
 
     kinds = tf.distribute.experimental
     if tf_strategy.kind == "parameter_server":
-        # TensorFlow may mistake a killed worker for a failed server, so a setting makes TensorFlow
-        # ignore short failures of servers. The labkit rank itself watches the servers.
+        # TensorFlow may mistake a killed worker for a failed server, so labkit makes TensorFlow
+        # ignore short server failures. The labkit rank watches TensorFlow's parameter servers
+        # itself.
         os.environ["TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES"] = str(2**31)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         return tf.distribute.ParameterServerStrategy(resolver)
@@ -256,8 +259,8 @@ def start(task: TrainingTask) -> Mapping[str, Callable[..., object]]:
     if task.config is not None:
         os.environ["TF_CONFIG"] = json.dumps(task.config)
     tf_strategy = task.experiment.strategy
-    assert isinstance(tf_strategy, TFDistribute)  # for the type checker
-    # The strategy must be created before TensorFlow runs any operation.
+    assert isinstance(tf_strategy, TFDistribute)
+    # The `tf.distribute` strategy must be created before TensorFlow runs any operation.
     strategy = strategy_of(tf_strategy, task.experiment.workers)
     kind = CoordinatedTraining if tf_strategy.kind == "parameter_server" else SynchronousTraining
     training = kind(task, strategy)

@@ -167,7 +167,8 @@ def _train(
     try:
         experiment.strategy.train(session)
     except Exception:
-        recorder.say()  # reports the rows that this rank had recorded before it failed
+        # The recorder reports the rows that the rank had recorded before the failure.
+        recorder.say()
         raise
     measure = partial(offset, communicator.clock, communicator.allgather)
     offsets.append(session.outlive(measure))
@@ -178,7 +179,8 @@ def _train(
     memory_by_kind, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.outlive(session.evaluate)
-    exchange = session.exchange()  # read before `session.saved`, which drops the exchange
+    # The exchange is read before the call of `session.saved`, which drops the exchange.
+    exchange = session.exchange()
     whole = session.outlive(partial(_whole, session, verdict, evaluation, exchange, peer_recovery))
     return RankResult(
         rows=recorder.rows,
@@ -207,7 +209,7 @@ def _whole(
 
     communicator, recovery = session.communicator, session.recovery
     whole = None
-    # If training can survive rank failures, a second rank returns the results as well.
+    # If training can survive rank failures, rank 1 returns the results as well as rank 0.
     if communicator.rank < (1 if recovery is None else 2):
         assert session.recorder is not None
         whole = WholeResult(
@@ -223,7 +225,8 @@ def _whole(
                 *(recovery.faults if recovery is not None else []),
             ],
             membership_history=recovery.stretches if recovery is not None else [],
-            model=session.saved(),  # `saved` must run last, because it compiles the model again
+            # The method `saved` must run last, because it compiles the model again.
+            model=session.saved(),
         )
     communicator.barrier("the end of training")
     return whole
@@ -321,9 +324,10 @@ def main(payload: bytes) -> Any:
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         try:
-            # The barrier detects ranks that failed after they returned from the function.
+            # The barrier detects ranks that failed after they had returned from the called
+            # function.
             communicator.barrier("the end of the call")
-        except RankDied:  # the failed rank reports its own failure, and its engine restarts
+        except RankDied:  # A failed rank reports its own failure, and its engine restarts.
             communicator.release_spares()
             return result, communicator.lost, communicator.number
     except BaseException as error:
@@ -333,6 +337,8 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
         communicator.release_spares()
-    with suppress(RankDied):  # the result is complete, and engines of failed ranks restart
+    # A rank failure at the end does no harm: the result is complete, and the failed rank's engine
+    # restarts.
+    with suppress(RankDied):
         communicator.close()
     return result, communicator.lost, communicator.number

@@ -54,17 +54,23 @@ from labkit.records.timed_steps import with_end_times
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
-# No preset of labkit has the data rates of the networks `FAST` and `SLOW`. The calibration measures
-# no step on a preset network, so a forecast for a preset is a prediction.
+# The networks `FAST` and `SLOW` have data rates that no network preset of labkit has. The
+# calibration times no training step on a preset network, so a forecast for a preset is a
+# prediction.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
-WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
+# The constant WHOLE is the duration of a training run, divided by the measurement time
+# `Effort.seconds`.
+WHOLE = 0.25
 TRAINED = (
     *("model", "model_options", "dataset", "dataset_options", "precision"),
     *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
 )
-STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
-STRETCH = 4  # number of steps timed as one block, unless the strategy has an averaging period
+# The constant STEPS contains the minimum and the maximum number of steps of a training run.
+STEPS = (WARM_UP + 24, 200)
+# The constant STRETCH is the number of training steps in a timed block, unless the strategy has an
+# averaging period.
+STRETCH = 4
 
 
 class Effort(NamedTuple):
@@ -150,7 +156,9 @@ def calibrate(
         with Cluster(workers=workers, threads=count) as cluster:
             bench = Bench(cluster, count, workers, QUICK if quick else FULL, progress)
             calibrations.append(bench.models(experiments, batches))
-            if number == 0:  # messages and compressors are measured with one thread only
+            # Messages and compressors are measured only with the first number of threads in the
+            # list.
+            if number == 0:
                 calibrations += [bench.messages(calibrations[-1].models), bench.codecs(chosen)]
             calibrations.append(bench.ways(experiments, batches, reduce(merged, calibrations)))
     made = reduce(merged, calibrations)

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange
 
 LEVELS = {"shared_memory": "memory", "ring": "host", "butterfly": "host", "mpi": "host"}
-LINK = "1GbE"  # preset of the emulated network
+LINK = "1GbE"  # The constant LINK names the preset of the emulated network.
 MEETINGS = 200
-SMALL, LARGE = 64, 2**22  # sizes of messages in bytes
-PARCELS = 5  # number of small buckets in the overlapping exchange that is timed
-Shapes: TypeAlias = Sequence[tuple[int, ...]]  # shapes of a model's weights
+SMALL, LARGE = 64, 2**22  # The constants SMALL and LARGE are message sizes in bytes.
+# The constant PARCELS is the number of small gradient buckets in the timed exchange that overlaps
+# with other work.
+PARCELS = 5
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
 
 
 def collectives(
@@ -162,7 +164,8 @@ def _messages(communicator: Communicator, repeats: int) -> Iterator[tuple[str, i
             float(np.median([there_and_back(communicator, mailbox, values) for _ in range(20)])) / 2
             for _ in range(1 + repeats)
         ]
-        # The first repeat touches new memory pages, so it is not counted.
+        # The first repeat is slow, because it touches new memory pages, so its times are not
+        # counted.
         yield "message", nbytes, seconds[1:]
     mailbox.close()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from labkit.worker.session import TrainingSession
 
-SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # weight shapes of a small model
+SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))
 SMALL_NBYTES = 4 * sum(int(np.prod(shape)) for shape in SMALL_SHAPES)
 SMALL_ROWS = 16
 KINDS = ("forward", "gradient", "updated", "fit")

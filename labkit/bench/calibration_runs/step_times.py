@@ -19,13 +19,17 @@ from labkit.worker.session import TrainingSession
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed
 
-WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
-TURN = 0.2  # maximum seconds spent on one kind of step in a round
-# Allowed numbers of successive steps of one kind in a round. labkit uses the largest number whose
-# steps take at most TURN seconds.
+# The constant WARM is the number of untimed steps at the start of `fit`; the first step traces the
+# graph.
+WARM = 5
+TURN = 0.2  # The constant TURN is the maximum time in seconds of one kind of step in a round.
+# From the numbers in LENGTHS, labkit uses the largest number of successive steps that take at most
+# TURN seconds together.
 LENGTHS = (10, 5, 2, 1)
-LEAST, MOST = 3, 50  # minimum and maximum number of rounds
-BATCHES, AHEAD = 20, 2  # numbers of batches: read in total, and read before the timing begins
+# The constants LEAST and MOST are the minimum and the maximum number of rounds.
+LEAST, MOST = 3, 50
+# The reading time is measured from batch number AHEAD to the last of BATCHES batches.
+BATCHES, AHEAD = 20, 2
 
 
 class StepTimes(NamedTuple):
@@ -75,8 +79,8 @@ def measured(
         source = read(experiment, own)
         fields: dict[str, Any] = {"workers": own.size, "batch_size": own.size * rows}
         if not callable(source.train):
-            # The epochs consist of whole batches and have enough steps for all rounds; `Turns` ends
-            # the training.
+            # The training has whole batches and enough epochs for all rounds of measurement; the
+            # callback `Turns` ends the training.
             steps = max(1, source.rows(own) // fields["batch_size"])
             most = WARM + MOST * len(circles) * LENGTHS[0] + 2
             fields |= {"steps_per_epoch": steps, "epochs": -(-most // steps)}
@@ -179,7 +183,6 @@ class Turns(keras.callbacks.Callback):
                             own[kind].append((yield from self._step(kind, circle)))
                 rank_times = self._communicator.allgather(own)[:count]
                 for kind in self._kinds:
-                    # The slowest rank determines the time of a step.
                     most = np.max([each[kind] for each in rank_times], axis=0)
                     self.steps[count][kind].append(float(np.median(most)))
             taken = self._communicator.allgather(self._communicator.clock.now() - begin)

@@ -22,7 +22,8 @@ class JaxPeer:
 
     def __init__(self, meeting: Meeting, task: Task) -> None:
         os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
-        jax = import_module("jax")  # jax is an optional package, so it is imported by name
+        # The module jax is imported by name, because it belongs to an optional package.
+        jax = import_module("jax")
         address = f"127.0.0.1:{task['ports'][0]}"
         jax.distributed.initialize(address, meeting.size, meeting.rank)
         self._meeting, self._jax = meeting, jax

@@ -32,7 +32,9 @@ from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
 
 TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max_ms")
-START, CASE = 120.0, 300.0  # timeouts in seconds, for the start and for each benchmark case
+# The constants START and CASE are timeouts in seconds for the start of a framework and for each
+# benchmark case.
+START, CASE = 120.0, 300.0
 RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 
@@ -76,8 +78,8 @@ class PeerComparison:
     def __init__(self, names: Sequence[str], cases: Sequence[str], workers: int = 2) -> None:
         self._cases, self._workers = [case for case in cases if case in CASES], workers
         installations = [find(name) for name in dict.fromkeys(names)]
-        # A missing or failed framework becomes a remark, and the other frameworks are still
-        # measured.
+        # If a framework is missing or fails, labkit records a remark, and still measures the other
+        # frameworks.
         self.remarks = [peer for peer in installations if isinstance(peer, str)]
         self._records: dict[Installation, list[Record]] = {
             p: [] for p in installations if isinstance(p, Installation)
@@ -223,20 +225,21 @@ def _mpirun(python: str) -> str:
 
 
 def _environment(peer: Installation) -> dict[str, str]:
-    # MPI variables are removed, because with them the framework's ranks would join the MPI job of
-    # this process.
-    # As on labkit's ranks, each process has one thread that computes, and one thread that may wait
-    # for messages.
+    # The environment contains no MPI variables, with which the framework's ranks would join the MPI
+    # job of this process. As on labkit's ranks, each process has one thread that computes, and one
+    # thread that may wait for messages.
     return (
         outside_mpi(peer.python)
         | computing(1)
         | {
-            # Without fusion of tensors, Horovod does not copy the gradients twice. No other
-            # measured setting of Horovod is faster.
+            # Without fusion of tensors, Horovod does not copy the gradients twice. A fusion
+            # threshold of 0 is the fastest of the measured settings of Horovod.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            **launcher.huge_pages(),  # labkit's ranks also use huge pages
+            # The processes of the framework use huge pages, because labkit's ranks use huge pages,
+            # too.
+            **launcher.huge_pages(),
         }
     )
 
@@ -259,7 +262,7 @@ def _process(
         yield process
     finally:
         if process.poll() is None:
-            process.terminate()  # mpirun ends its ranks on SIGTERM
+            process.terminate()  # The launcher mpirun ends its ranks when it receives SIGTERM.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         with suppress(ProcessLookupError):
@@ -286,7 +289,8 @@ def _finish(
     for number, process in enumerate(processes):
         if process.poll():
             lines = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
-            messages = [line for line in lines if re.search("[a-z]", line)]  # skips lines of dashes
+            # Lines without lower-case letters, such as lines of dashes, are not error messages.
+            messages = [line for line in lines if re.search("[a-z]", line)]
             last = messages[-1].strip() if messages else f"exit code {process.returncode}"
             raise LabkitError(
                 f"the process of {name} on rank {number} ended before its measurement was "

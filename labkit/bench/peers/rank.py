@@ -24,9 +24,10 @@ from numpy.typing import ArrayLike
 from labkit.bench.steps import CASES
 from labkit.bench.timing import STEPS, Step, time_interleaved
 
-LIMIT = 120.0  # seconds to wait for another process at the barrier
-# `MODULES` maps each framework to the module that measures it. Each module in `MODULES` is named
-# after the framework's library.
+# The constant LIMIT is the maximum time in seconds that a process waits for another process at the
+# barrier.
+LIMIT = 120.0
+# The dictionary MODULES maps each framework to the labkit module that measures it.
 MODULES = {
     "multi_worker_mirrored": "tensorflow",
     "ddp": "torch",
@@ -80,8 +81,8 @@ class Meeting:
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size, self._count = rank, size, 0
-        # Each process has its own cache line for the barrier, and its own row of results. Two
-        # processes that wrote into one cache line would be slow.
+        # Each process has its own cache line for the barrier, and its own row of results. If two
+        # processes wrote into the same cache line, their writes would be slow.
         whole = np.memmap(path, np.float64, "r+", shape=(size, 8 + STEPS))
         self._arrived, self._results = whole[:, 0], whole[:, 8:]
 
@@ -143,7 +144,7 @@ def agreed(meeting: Meeting, times: Times, total: ArrayLike, checksum: float) ->
 def main(task: Task) -> None:
     """Measure the cases; rank 0 prints one JSON line per case."""
     module = import_module(f"labkit.bench.peers.{MODULES[task['peer']]}")
-    # Under mpirun, an environment variable contains the rank.
+    # The launcher mpirun passes the rank to a process in an environment variable.
     rank = task["rank"] if task["rank"] is not None else int(os.environ["OMPI_COMM_WORLD_RANK"])
     meeting = Meeting(Path(task["meeting"]), rank, task["size"])
     peer = module.PEERS[task["peer"]](meeting, task)

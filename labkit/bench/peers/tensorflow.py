@@ -20,7 +20,8 @@ from labkit.bench.steps import BenchModel, ModelCase
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # A training step, and a function that returns the sum of a tensor over all processes.
+    # A `Compiled` pair consists of a training step, and a function that sums a tensor over all
+    # processes.
     Compiled: TypeAlias = "tuple[Callable[[], object], Callable[[tf.Tensor], tf.Tensor]]"
 
 
@@ -61,7 +62,8 @@ class HorovodPeer(TensorFlowPeer):
         import tensorflow as tf
 
         super().__init__(meeting)
-        # Horovod is an optional package without types, so it is imported by name.
+        # The module horovod is imported by name, because Horovod is an optional package without
+        # type hints.
         horovod, hvd = import_module("horovod"), import_module("horovod.tensorflow")
         hvd.init()
         if (hvd.rank(), hvd.size()) != (meeting.rank, meeting.size):
@@ -80,7 +82,8 @@ class HorovodPeer(TensorFlowPeer):
         hvd = self._hvd
 
         def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-            # `mean` averages gradients as Horovod's DistributedGradientTape does.
+            # The function `mean` averages gradients in the same way as Horovod's
+            # DistributedGradientTape.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
                 for number, gradient in enumerate(gradients)
@@ -103,7 +106,7 @@ class MirroredPeer(TensorFlowPeer):
         super().__init__(meeting)
         workers = [f"127.0.0.1:{port}" for port in task["ports"]]
         place = {"type": "worker", "index": meeting.rank}
-        # TF_CONFIG must be set before the import of TensorFlow.
+        # The environment variable TF_CONFIG must be set before the import of TensorFlow.
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": place})
         import tensorflow as tf
 

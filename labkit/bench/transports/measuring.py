@@ -43,7 +43,7 @@ Asking: TypeAlias = Callable[[Way, Question], Any]
 
 SIZES = (8, 512, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes
 RATE = "1Gb"
-WARM = 10  # number of untimed steps at the start
+WARM = 10  # The constant WARM is the number of untimed steps at the start.
 
 
 class Plan(NamedTuple):
@@ -197,7 +197,7 @@ def processes(wanted: Plan) -> Iterator[Asking]:
 
         def ask(way: Way, question: Question) -> Any:
             processes = each[_key(way)]
-            # Task 0 of TensorFlow reads the CPU time of task 1, and therefore needs the process id
+            # TensorFlow's task 0 needs the process id of task 1, because task 0 reads the CPU time
             # of task 1.
             other = {"other": int(processes.ready[1])} if way.transport == GRPC else {}
             processes.ask({**question, **other})

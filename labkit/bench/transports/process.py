@@ -26,12 +26,19 @@ from labkit.frameworks.tcp_counters import connections, open_socket, socket_inod
 if TYPE_CHECKING:
     import tensorflow as tf
 
-WARM, LEAST, MOST = 3, 3, 200  # number of round trips: warm-up, minimum, maximum
-BUDGET = 0.3  # seconds of round trips per transport and array size
-LIMIT = 3600.0  # timeout in seconds, which includes the measurements of other transports
+# The constant WARM is the number of warm-up round trips; LEAST and MOST limit the number of timed
+# round trips.
+WARM, LEAST, MOST = 3, 3, 200
+# The constant BUDGET is the time in seconds for the round trips of one transport and one array
+# size.
+BUDGET = 0.3
+# The constant LIMIT is a timeout in seconds, which includes the measurements of other transports.
+LIMIT = 3600.0
 THERE, BACK = (0, 1), (1, 0)
-SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call, for small and large arrays
-SMALL = 1 << 20  # maximum size of a small array in bytes
+# The constants SMALL_COUNT and LARGE_COUNT are the numbers of round trips per call for small and
+# large arrays.
+SMALL_COUNT, LARGE_COUNT = 32, 2
+SMALL = 1 << 20  # The constant SMALL is the maximum size of a small array in bytes.
 
 
 class ExchangeCost(TypedDict):
@@ -261,7 +268,8 @@ def serve_task(number: int, addresses: list[str]) -> None:
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     if number == 0:
-        server = start_server(number, addresses)  # the other task is already listening
+        # Task 1 is already listening when task 0 connects.
+        server = start_server(number, addresses)
     for line in sys.stdin:
         task: dict[str, Any] = json.loads(line)
         result = None if number else time_between_tasks(task["bytes"], task["other"])

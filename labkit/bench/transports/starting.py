@@ -29,10 +29,11 @@ from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 from labkit.network import Network, finish_times
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# In the place UNATTACHED, Open MPI does not read another process's memory. Some kernels forbid such
-# reads (ptrace(2)).
+# In the measurement place UNATTACHED, Open MPI does not read another process's memory. Some Linux
+# kernels forbid a process to read another process's memory (see ptrace(2)).
 UNATTACHED = "shared memory, no attach"
-WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
+# The constant WITHIN contains the places where both processes share the memory of one host.
+WITHIN = (SHARED, UNATTACHED)
 PLACES = (*WITHIN, LOOPBACK, APART)
 GRPC = "grpc"
 
@@ -45,9 +46,10 @@ _WAYS_TCP = (
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
 _FRAGMENTS = (*_WAYS_TCP, "from the received fragment into the MPI window")
-# The lists in `_COPIES` follow from the source code of the transports. gRPC sends large tensors
-# without a copy, and the receiver copies the tensors out of gRPC's slices
-# (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
+# The lists in `_COPIES` name each copy of an array by a transport, according to the transport's
+# source code. With gRPC, the sender copies no large tensor, and the receiver copies it out of
+# gRPC's slices (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and
+# tensor_coding.cc).
 _GRPC = (*_WAYS_TCP, "from gRPC's received slices into a tensor")
 _STAGED = "from the sender's array into memory that the receiver may read"
 _PUT = ("by the MPI put, which RDMA hardware executes without the CPU",)
@@ -64,7 +66,8 @@ _COPIES = {
     ("two_sided", LOOPBACK): _WAYS_TCP,
     ("two_sided", APART): _WAYS_TCP,
     ("one_sided", SHARED): _PUT,
-    ("one_sided", UNATTACHED): _PUT,  # MPI windows work without reading another process's memory
+    # A put into an MPI window works without reading another process's memory.
+    ("one_sided", UNATTACHED): _PUT,
     ("one_sided", LOOPBACK): _FRAGMENTS,
     ("one_sided", APART): _FRAGMENTS,
     ("one_sided_dynamic", SHARED): _READ,
@@ -73,8 +76,10 @@ _COPIES = {
     ("one_sided_dynamic", APART): _FETCHED,
 }
 NETWORK = "100Gb-infiniband"
-TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
-COPY = 10e9  # bytes/s at which a CPU core copies memory; a rounded value
+# The constant TCP_LATENCY is the latency of a TCP message in seconds, as in the network preset
+# "10GbE".
+TCP_LATENCY = 20e-6
+COPY = 10e9  # The constant COPY is the rounded rate in bytes/s at which a CPU core copies memory.
 PLACE = "RDMA, predicted"
 
 
@@ -166,7 +171,8 @@ def predict(
     TensorFlow's gRPC. They also train up to 169 % faster than with an RPC made for RDMA.
     """
     link = Network.parse(network)
-    assert link is not None  # tells the type checker that `network` is not None
+    # The function `Network.parse` returns None only if its argument is None.
+    assert link is not None
     rows = []
     for transport, each in PROTOCOLS.items():
         latency = TCP_LATENCY if each.tcp else link.latency
@@ -184,7 +190,8 @@ def predict(
     return rows
 
 
-HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
+# The constant HOSTS contains the names of two emulated hosts on this machine.
+HOSTS = ("labkit-a", "labkit-b")
 _PROCESS = "labkit.bench.transports.process"
 # `OMPI_MCA_smsc` disables the components of Open MPI that read the memory of another process.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
@@ -230,7 +237,8 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        # The command line sets `btl` and `osc`, because their values depend on the place.
+        # The command line sets Open MPI's parameters `btl` and `osc`, because their values depend
+        # on the place of the measurement.
         del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]

@@ -14,7 +14,7 @@ from labkit.bench.transports.starting import GRPC, LOOPBACK, PLACES, WITHIN, pre
 from labkit.common.terminal import say
 from labkit.common.units import bytes_text
 
-FOUR = 2**22  # 4 MiB in bytes
+FOUR = 2**22  # The constant FOUR is a size of 4 MiB in bytes.
 AGAINST = (GRPC, "two_sided")
 
 

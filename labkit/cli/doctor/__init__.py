@@ -33,8 +33,8 @@ CHECKS: list[Check] = [
     programs.tensorflow,
     programs.keras,
 ]
-# The checks in `WAITING` wait for other processes, so they run in threads. The checks in threads
-# import no modules, because concurrent imports can deadlock.
+# The checks in the dictionary WAITING run in threads, because they wait for other processes. The
+# checks that run in threads import no modules, because concurrent imports can deadlock.
 WAITING = {
     *(ranks.mpiexec, ranks.ranks, ranks.deaths, launchers.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),

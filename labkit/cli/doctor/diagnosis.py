@@ -12,7 +12,9 @@ from typing import Literal
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 120.0  # timeout (s); TensorFlow's first import from a slow disk takes most of a minute
+# The constant LIMIT is a timeout in seconds; TensorFlow's first import from a slow disk takes most
+# of a minute.
+LIMIT = 120.0
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"
-ROOM = 30  # seconds that Slurm may take to grant an allocation to the check
-OPTIONS = "LABKIT_SLURM"  # environment variable with options for salloc and srun
+# The constant ROOM is the time in seconds that Slurm may take to grant the check an allocation.
+ROOM = 30
+# The environment variable LABKIT_SLURM contains options for salloc and srun.
+OPTIONS = "LABKIT_SLURM"
 
 
 def controller() -> Iterator[Diagnosis]:

@@ -18,10 +18,11 @@ from labkit.common.files import runtime_folder, usable_cores
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.records import store
 
-# `MEMORY`, `DISK` and `SHARED` are minimum free spaces in GiB. With less free space, a run of two
-# ranks may fail.
+# The constants MEMORY, DISK and SHARED are minimum free spaces in GiB. A run of two ranks may fail
+# if memory, disk or shared memory has less free space than the minimum.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
-SHARED_MEMORY = Path("/dev/shm")  # file system in memory for gradient buckets of ranks on one host
+# Ranks on one host store their gradient buckets in the in-memory file system /dev/shm.
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def cores() -> Iterator[Diagnosis]:
@@ -215,8 +216,8 @@ def _engines() -> dict[Path, list[int]]:
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
-            # The search reads the commands and environments of all processes. After a cluster's
-            # supervising process has died, no file lists its engines.
+            # labkit searches all processes, because no file lists the engines of a cluster whose
+            # supervising process has died.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)

@@ -21,7 +21,7 @@ print(json.dumps([tf.__version__, keras.__version__, gpus]))
 """
 BROWSERS = (
     *("chromium", "chromium-browser", "google-chrome"),
-    *(  # on macOS, applications are not on PATH
+    *(  # On macOS, the programs of applications are not on PATH.
         f"/Applications/{name}.app/Contents/MacOS/{name}" for name in ("Chromium", "Google Chrome")
     ),
 )
@@ -113,8 +113,8 @@ def slurm() -> Iterator[Diagnosis]:
     yield Diagnosis("ok", f"slurm: nodes: {shown}{f'; in allocation {job}' if job else ''}")
 
 
-# `EXTENSIONS` maps each JupyterLab extension that live figures need to the Python package that
-# provides the extension.
+# The dictionary EXTENSIONS maps each JupyterLab extension that live figures need to the Python
+# package that provides the extension.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 
@@ -123,7 +123,7 @@ def plotly() -> Iterator[Diagnosis]:
     chosen = os.environ.get("PLOTLY_RENDERER")
     try:
         from plotly.io import renderers  # noqa: F401
-    except ValueError:  # plotly's import fails if the renderer is unknown
+    except ValueError:  # The import of plotly fails if PLOTLY_RENDERER names an unknown renderer.
         what = f"plotly: PLOTLY_RENDERER={chosen} is not a renderer of Plotly"
         yield Diagnosis("broken", what, "unset PLOTLY_RENDERER")
     else:

@@ -21,7 +21,7 @@ from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2
-# In each rank, OpenMP reads these environment variables, and may bind its threads to cores.
+# The environment variables in `_BINDERS` can make OpenMP bind the threads of each rank to cores.
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Each rank prints its report as JSON in a single write, so that lines of different ranks do not
@@ -107,7 +107,8 @@ def enclosure() -> list[str] | None:
     """Return a command prefix for mpiexec: a network namespace; None if not permitted."""
     try:
         return isolate("mpiexec")
-    # Without a network namespace, clusters bind mpiexec's sockets to loopback, or refuse to start.
+    # If labkit cannot create a network namespace, a cluster binds mpiexec's sockets to loopback, or
+    # refuses to start.
     except LabkitError:
         return None
 
@@ -163,8 +164,8 @@ def binding(reports: list[RankReport], reinstall: str) -> Diagnosis:
 
 
 FAULT_RANKS, VICTIM = 3, 0
-# When a rank dies, the ranks that wait in an allreduce must raise RankDied. After `shrink` has
-# removed the dead rank, the sums of the surviving ranks must be correct.
+# When a rank dies, the ranks that wait in an allreduce must raise the error RankDied. After the
+# method `shrink` has removed a dead rank, the sums of the surviving ranks must be correct.
 FAULT_RANK = f"""
 import os, signal
 import numpy as np
@@ -196,7 +197,9 @@ def deaths() -> Iterator[Diagnosis]:
     tolerant.
     """
     command = [
-        *(enclosure() or ()),  # if the namespace is missing, the check `ranks` reports its absence
+        # If no network namespace is possible, mpiexec runs without one; the check `ranks` reports
+        # the missing namespace.
+        *(enclosure() or ()),
         *launcher.mpiexec(FAULT_RANKS, outlives=True),
         sys.executable,
         "-P",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
-# One heading may name several sections. Examples are "Args:", "Args and source:", "Args, raises and
-# source:" and "Source:".
+# One heading in a docstring may name several sections. Examples of docstring headings are "Args:",
+# "Args and source:", "Args, raises and source:" and "Source:".
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Difference from the papers?:\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -54,8 +54,8 @@ class Docstring:
     def argument(self, name: str, names: Iterable[str]) -> str:
         """Return an argument's description in the section "Args"; `names` lists all arguments."""
         every = "|".join(map(re.escape, names))
-        # The entry of an argument begins a line or follows a semicolon, as in "x: first; y:
-        # second".
+        # In a docstring, the entry of an argument begins a line or follows a semicolon, as in "x:
+        # first; y: second".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
         parts = zip(starts, ends, strict=True)
@@ -80,7 +80,8 @@ def parse(text: str | None) -> Docstring:
             rest = line
         for section in current:
             sections[section] += f"{rest}\n"
-    # A zero byte, which occurs in no docstring, replaces the words "Difference from the paper".
+    # A zero byte, which occurs in no docstring, marks the place of the words "Difference from the
+    # paper".
     source, _, differs = _DIFFERS.sub("\0", _line(sections["source"])).partition("\0")
     return Docstring(_line(summary), _dollars(sections["args"]), source, differs)
 
@@ -95,7 +96,8 @@ def _heading(line: str) -> tuple[list[str], str] | None:
 
 
 def _line(text: str) -> str:
-    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)  # joins a word that was hyphenated at a line end
+    # The code removes a line break after a hyphen, so that a hyphenated word stays together.
+    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)
     return _dollars(" ".join(joined.split()))
 
 
@@ -103,8 +105,7 @@ def _dollars(text: str) -> str:
     return re.sub(r"\\[()]", "$", text)
 
 
-# A `Member` is a method of a family: its class, its function, or a text if the method is no Python
-# object.
+# A `Member` stands for a method: a class, a function, or a text if the method is no Python object.
 Member: TypeAlias = "type | Callable[..., Iterable[Round] | ScheduleTable] | str"
 
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
@@ -188,7 +189,8 @@ class Family:
             else f"{self.template.format(name)}({known})"
         )
         own, *others = _documents(member)
-        # A base class may state the source of several methods.
+        # If a method's docstring states no source, the docstring of its base class may state the
+        # source.
         origin = next(
             (d for d in (own, *others) if d.source and not d.source_function), Docstring("")
         )
@@ -259,7 +261,7 @@ def families() -> list[Family]:
 
 def _documents(member: Member) -> Iterator[Docstring]:
     """Yield a method's docstring, and then those of its source function or base classes."""
-    # The family of exchange schedules has texts instead of Python objects.
+    # Texts instead of docstrings describe the schedules of the gradient exchange.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document
     if document.source_function:
@@ -274,7 +276,8 @@ def _papers(named: str, source: str) -> list[Paper]:
     """Return the papers in `named` (`Chen 2016, arXiv 1604.00981; …`), or the paper in `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
-    text = _ARXIV.sub("", source)  # digits of an arXiv number could look like a year
+    # The code removes arXiv numbers, because their digits could look like a year.
+    text = _ARXIV.sub("", source)
     author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
     if author and year:
         return [Paper(f"{author[0]} {year[0]}", _number(source))]
@@ -310,7 +313,6 @@ def _parameters(member: Member) -> list[Parameter]:
 def _defaults(member: Member) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
         first = by_position(member)
-        # The field that callers may pass as a positional argument comes first.
         fields = sorted(member.model_fields.items(), key=lambda field: field[0] != first)
         values = {n: f.get_default(call_default_factory=True) for n, f in fields}
         return {n: None if f.is_required() else repr(values[n]) for n, f in fields}

@@ -100,7 +100,7 @@ def _row(head: str, cells: Iterable[Iterable[str]]) -> str:
 
 def _entry(each: Placed, place: str) -> str:
     """Return a strategy's Markdown entry with links, such as `AllReduce, Vishnu 2016, tour`."""
-    first = each.notebooks[:1]  # the notebook with the most mentions of the strategy
+    first = each.notebooks[:1]  # The first notebook mentions the strategy most often.
     links = [f"[{path.stem}]({Path(place, path.name).as_posix()})" for path in first]
     return ", ".join([_link(each.method.name), each.method.cited, *links])
 
@@ -146,7 +146,8 @@ def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> I
     yield "|---|---|---|---|"
     for method in family.methods():
         names = ", ".join(f"`{parameter.name}`" for parameter in method.parameters)
-        # Links are relative to the page, so that the folder with page and notebooks can be moved.
+        # The page uses relative links to notebooks, so that the folder with page and notebooks can
+        # be moved.
         links = [(path.stem, Path(place, path.name).as_posix()) for path in tried[method.name]]
         paths = ", ".join(f"[{name}]({link})" for name, link in links)
         yield f"| {method.name} | {method.cited} | {names or 'none'} | {paths or 'none yet'} |"
@@ -178,9 +179,10 @@ def _either(places: Sequence[str]) -> str:
 
 
 TITLE = "Map of labkit's methods"
-MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
-# `_Here` contains the methods in one cell of the grid: a dictionary of names, each with all entries
-# of the method in the cell.
+# The constant MENUS names the axes of the strategy taxonomy that have a menu on the page.
+MENUS = ("compression", "scheduling")
+# A `_Here` dictionary describes one cell of the grid: it maps each method's name to the method's
+# entries in the cell.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 
@@ -205,7 +207,6 @@ def map_page(notebooks: Path, folder: Path) -> str:
     standings = [standing for each in every for standing in each.standings()]
     laid, code = grid(standings), [*embed.scripts(), (own / "map.js").read_text()]
     filled = sum(map(bool, laid.values()))
-    # The page uses the same HTML head and style sheet as reports.
     places = [PackageLoader(f"labkit.{room}", ".") for room in ("cli.methods", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text() + (own / "map.css").read_text()

@@ -43,7 +43,8 @@ from labkit.records.step_costs import (
 )
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower limit of the time axis, divided by the least drawn time, to leave room for text
+# The time axis begins at `_ROOM` times the shortest drawn time, to leave room for text.
+_ROOM = 0.7
 
 
 def bandwidth(
@@ -162,7 +163,6 @@ def group_by_method(entries: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
 def _traces(
     candidate: MethodCost, look: LineStyle, latency: float, over: tuple[float, float]
 ) -> list[Trace]:
-    # The bandwidths are evenly spaced on the logarithmic axis.
     grid = np.geomspace(*over, 60)
     seconds = [candidate.seconds(one, latency) for one in grid.tolist()]
     hover = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
@@ -282,7 +282,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
     if not same or entry.equivalence_failed or base.equivalence_failed:
         return None
     group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
-    # The bounds of the speed-up follow from the p10 and p90 step times of both runs.
+    # The 10th and 90th percentiles of both runs' step times give the bounds of the speed-up.
     low, high = other["p10"] / group["p90"], other["p90"] / group["p10"]
     return Gain(entry, base, other["median"] / group["median"], low, high)
 
@@ -336,7 +336,6 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
         details.append(f"{spent} per step")
-    # If no speed-up could be computed, the summary states the reason.
     if gain is None:
         return [
             *details,

@@ -32,9 +32,9 @@ MEASURES = {
     "bits_per_parameter": ("Bits per parameter", "bits"),
     "fraction_sent": ("Fraction sent", "share of elements"),
 }
-_LINES = 60  # maximum number of layers in the figure, because more lines cannot be told apart
-_NAMED = 6  # maximum number of layers that a sentence names
-_BANDS = 6  # maximum number of layers with bands, because more would overlap
+_LINES = 60  # The figure shows at most `_LINES` layers, because more lines cannot be told apart.
+_NAMED = 6  # A sentence names at most `_NAMED` layers.
+_BANDS = 6  # Bands are drawn for at most `_BANDS` layers, because more bands would overlap.
 
 
 def compression_stats(run: Run) -> Figure:
@@ -88,8 +88,8 @@ def summarize_compression_stats(run: Run) -> Markdown:
         LabkitError: The run has no compression statistics.
     """
     observed = observations(run)
-    # Infinite values are dropped; the error relative to a gradient of zeros, for example, would
-    # make the mean infinite.
+    # Infinite values are dropped, because an infinite error, for example relative to a zero
+    # gradient, would make the mean infinite.
     finite = observed.replace([np.inf, -np.inf], np.nan)
     layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
     cosine = layers["cosine"].dropna()
@@ -136,7 +136,8 @@ def _residuals(finite: pd.DataFrame) -> list[str]:
         norms.iloc[-quarter:].mean(),
         norms.iloc[-2 * quarter : -quarter].mean(),
     )
-    # The limit is five percent, because a smaller growth may be due to chance.
+    # A residual counts as growing only above five percent, because a smaller growth may be due to
+    # chance.
     grows = "still grows" if last_quarter > 1.05 * previous_quarter else "has stopped growing"
     return [
         f"The error-feedback residual {grows}: its mean norm is {last_quarter:.3g} in the last "

@@ -18,14 +18,15 @@ from labkit.network import Network
 from labkit.records.run import Run, equivalence_failed
 from labkit.simulate import simulate
 
-# A row is a measurement of `labkit bench transport` or of `labkit.bench.host_allreduce.measure`.
+# A `Row` is a measurement of the command `labkit bench transport` or of the function
+# `labkit.bench.host_allreduce.measure`.
 Row: TypeAlias = Mapping[str, "str | float | None"]
 Rows: TypeAlias = Sequence[Row]
 
 TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
 OVER_FASTEST = "time / fastest measured time"
 
-BASE = "ring"  # the algorithm with which all others are compared
+BASE = "ring"  # The figures compare all other algorithms with the algorithm `BASE`, the ring.
 GAINS = {"ratio": "ring's time / the algorithm's time", "ratio_min": "least", "ratio_max": "most"}
 PREDICTED_GAINS = GAINS | {"predicted_ratio": "predicted"}
 TRAFFIC = {
@@ -203,7 +204,7 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
     table = pd.DataFrame([dict(row) for row in rows if row["what"] == "exchange"])
     for column in ("processor_ns", "tcp"):
         if column not in table:
-            table[column] = None  # predictions have no CPU time and no TCP byte count
+            table[column] = None  # Predictions contain no CPU time and no TCP byte count.
     for column, details in {
         "seconds": "median",
         "seconds_low": "min",

@@ -42,9 +42,9 @@ from labkit.records.timed_steps import (
     typical_steps,
 )
 
-SHOWN = 3  # default number of training steps in a Gantt chart
-MOST_RANKS = 8  # maximum number of ranks in a Gantt chart
-LANE = 24  # height in pixels of one lane of a Gantt chart
+SHOWN = 3  # A Gantt chart shows `SHOWN` training steps by default.
+MOST_RANKS = 8
+LANE = 24  # One lane of a Gantt chart is `LANE` pixels high.
 STEP = ", step %{customdata[0]}"
 # The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 KINDS = {"compute": BarKind("compute", "#56B4E9", f"compute{STEP}")} | {
@@ -104,7 +104,7 @@ def _activities(entry: RunEntry, wanted: Sequence[int] | None) -> pd.DataFrame:
 def _panel(title: str, rows: pd.DataFrame) -> GanttPanel:
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
     rows = rows[rows["rank"].isin(ranks)]
-    # Communication overlaps with training, so each needs a separate lane.
+    # Communication overlaps with training, so each rank has a separate lane for communication.
     served = rows["kind"] == "communicate"
     ways = served.map({True: "communication", False: "training"})
     bars = rows.assign(
@@ -238,8 +238,7 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms per step for communication"
     ]
-    # `reached` differs from itself only if it is NaN, which means that overlap could hide no
-    # communication.
+    # `reached` is NaN, and thus not equal to itself, if overlap could hide no communication.
     if row["reached"] != row["reached"]:
         details.append(
             "no communication could be hidden, because training begins to wait before the first "
@@ -266,8 +265,8 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
 
 # Hatches make the parts of a step distinguishable without colour.
 _LOOKS = dict(zip(PARTS, zip(PALETTE, ("", "/", "x", "."), strict=False), strict=True))
-_LETTERS = 140  # number of letters that fit in one line below all bars
-_LINES, _LINE = 5, 14  # maximum number of lines in a label, and pixels per line
+_LETTERS = 140  # All labels below the bars together have room for this number of letters per line.
+_LINES, _LINE = 5, 14  # A label has at most `_LINES` lines; each line is `_LINE` pixels high.
 
 
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
@@ -299,7 +298,8 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     below = 36 + _LINE * max(map(len, names), default=0)
     details = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
-    # The sum of the stacked parts is compared with the measured step time, which the diamond shows.
+    # Bars are stacked, so that readers can compare the sum of the parts with the measured step time
+    # (diamond).
     figure.update_layout(barmode="stack")
     return figure
 

@@ -18,9 +18,10 @@ from labkit.figures.kit.sheet import sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
 
-Foreseen = Mapping[str, Sequence[Forecast]]  # per name: forecasts for several numbers of workers
-# Measured runs have the same names as the forecasts; each run is paired with its own forecast. For
-# each name, at least one measured run has a single worker.
+# `Foreseen` maps each name to forecasts for several numbers of workers.
+Foreseen = Mapping[str, Sequence[Forecast]]
+# `Measured` maps the names of the forecasts to measured runs, each with its own forecast. For each
+# name, at least one measured run has a single worker.
 Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
 HALF_EFFICIENCY = 0.5  # efficiency below which more than half of the workers' time is lost
 
@@ -140,7 +141,7 @@ def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
         forecast_rows = rows[rows["kind"] == "forecast"].sort_values("workers")
         above = forecast_rows[
             (forecast_rows["efficiency"] >= HALF_EFFICIENCY).cummin()
-        ]  # stop at the first efficiency below one half
+        ]  # The selection ends before the first efficiency below one half.
         last = forecast_rows.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
         details = [f"efficiency at {last['workers']:,} workers {last['efficiency']:.0%}"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # smallest saving that counts, as a fraction of reference time
+GAIN = 0.05  # A strategy counts as faster if it saves at least this fraction of the reference time.
 APART = "not distinguishable"
 UNSURE = "#BBBBBB"  # colour of map cells in which no strategy is clearly the fastest
 BANDS = (
@@ -31,7 +31,8 @@ BANDS = (
     "with the most steps. A strategy is fastest if its slowest seed is faster than the fastest "
     "seed of every other strategy"
 )
-CELL, AXIS = 34, 56  # heights in pixels of a map row, and of the axis above the map
+# `CELL` is the height of a map row in pixels, `AXIS` the height of the axis above the map.
+CELL, AXIS = 34, 56
 
 
 def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
@@ -95,7 +96,7 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
     layout: Trace = {
         "height": height,
         "margin": {"t": HEAD, "b": LEGEND + CONTROLS, "l": 76, "r": 16, "pad": 0},
-        # The x axis is above the map, because buttons and slider are below.
+        # The x axis is above the map, because the buttons and the slider are below the map.
         "xaxis": {"title": "bandwidth of a link", "type": "category", "side": "top"},
         "yaxis": {"title": "workers", "type": "category", "domain": [0, 1 - AXIS / height]},
     }
@@ -201,8 +202,10 @@ def _cells(
     return heat | {"text": texts, "texttemplate": "%{text}", "customdata": hover}
 
 
-Inputs = Mapping[str, Sequence[Run]]  # runs by the kind of their input, "real" or "synthetic"
-FAST, PROMPT = 1e10 / 8, 1e-4  # fast: at least this bandwidth (bytes/s), at most this latency (s)
+Inputs = Mapping[str, Sequence[Run]]  # `Inputs` groups runs by their input, "real" or "synthetic".
+# A link counts as fast with a bandwidth of at least `FAST` (bytes/s) and a latency of at most
+# `PROMPT` (s).
+FAST, PROMPT = 1e10 / 8, 1e-4
 
 
 def sources_table(sources: Sequence[Provenance]) -> pd.DataFrame:

@@ -27,7 +27,8 @@ from labkit.records.timed_steps import SYNTHETIC, InputTrace, input_costs
 
 SHOWN = 5  # default number of training steps in the Gantt chart
 LANE = 24  # height of one lane of the Gantt chart, in pixels
-MOST_LANES = 4  # maximum number of lanes for concurrent batches, to limit the height
+# At most this number of lanes shows concurrent batches, so that the height of the chart is limited.
+MOST_LANES = 4
 STEP_HOVER = "step %{customdata[0]:.0f}"
 # The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 INPUT_KINDS = {
@@ -169,8 +170,8 @@ def input_overhead(trace: InputTrace) -> Figure:
     ]
     title = "Synthetic and real input, 1 process · wall clock · network not used"
     figure = sheet([[parts], [over]], [*looks, MEASURED_STEP, OVERHEAD], title, (), words, below=62)
-    # The stacked bar shows compute plus idle time. The diamond shows the measured step time for
-    # comparison.
+    # The bars are stacked, so that the height of each bar is compute time plus idle time. A diamond
+    # shows the measured step time, for comparison with the sum of its parts.
     figure.update_layout(barmode="stack")
     return figure
 

@@ -19,10 +19,11 @@ from labkit.figures.kit.sheet import sheet
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
 SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
-BEND = 0.35  # width of an edge in each layer that it crosses, in node widths
+BEND = 0.35  # In each layer that an edge crosses, the edge takes this fraction of a node's width.
 LOOSE = 2.0  # maximum factor by which a layer with few nodes is widened, to make room for texts
 COPY = "#D55E00"
-# If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
+# If a figure has more than `NAMED` copies between devices, only the hover texts show the bytes of a
+# copy.
 NAMED = 14
 
 
@@ -145,7 +146,6 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
             raise InvalidInput(
                 f"the edges form a cycle among {remaining}: give a graph without cycles"
             )
-        # The depth of a node is one more than the largest depth of its inputs.
         depths |= {name: 1 + max((depths[n] for n in needs[name]), default=-1) for name in ready}
     return depths
 
@@ -170,7 +170,7 @@ def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
 
 
 # A path lists the names of the edge's first node, of one bend in each layer that the edge crosses,
-# and of the last node. A bend needs room in its layer, like a node.
+# and of the last node. The bend of an edge needs room in its layer, like a node.
 Path = tuple[str, ...]
 
 

@@ -111,7 +111,9 @@ def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
 
 LANE = 34  # height of one device's lane in the Gantt chart, in pixels
 PREDICTED, MEASURED = "predicted", "measured"
-FREE = 1e12  # bits/s; a link with at least this bandwidth counts as unlimited (shared memory)
+# A link with at least this bandwidth (bits/s) counts as unlimited, because it represents shared
+# memory.
+FREE = 1e12
 SHARED = "logical CPU devices share the cores of this machine"
 # The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 PARTS = {

@@ -33,9 +33,11 @@ RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
 LEGEND = legend([(state.name, state.color, "square") for state in STATES])
-# Heights in pixels of the caption, a layer of the graph, the queue-length curve, and a gap.
+# `CAPTION`, `LAYER`, `QUEUE` and `BETWEEN` are heights in pixels: the caption, a graph layer, the
+# queue-length curve, and a gap.
 CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
-TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
+# `TIME` and `LENGTH` are Plotly's names of the axes for time and queue length.
+TIME, LENGTH = "x2", "y2"
 
 
 def fixed_traces(

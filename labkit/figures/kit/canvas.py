@@ -15,7 +15,7 @@ from labkit.common.canonical_json import JSON
 from labkit.figures.kit.entries import INK, MANY, LineStyle, RunEntry, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
-# The options remove those buttons from Plotly's mode bar that would upload data.
+# `CONFIG` removes the buttons that would upload data from Plotly's mode bar.
 CONFIG: dict[str, str | bool] = {
     "displaylogo": False,
     "showSendToCloud": False,
@@ -35,7 +35,8 @@ class Figure(go.Figure):
     figure, and other programs show the text.
     """
 
-    _ipython_display_: Callable[[], None] | None = None  # None: Jupyter calls `_repr_mimebundle_`
+    # The value None makes Jupyter call `_repr_mimebundle_`.
+    _ipython_display_: Callable[[], None] | None = None
 
     @property
     def alt(self) -> str:
@@ -69,13 +70,13 @@ def html_page(figure: go.Figure) -> str:
     return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
 
 
-# Widths in pixels: `WIDTH` of a notebook cell, `NARROW` of a narrow report page.
+# `WIDTH` is the width of a notebook cell in pixels, `NARROW` the width of a narrow report page.
 WIDTH, NARROW = 920, 760
 ABOVE = 48  # height in pixels of the title above the axes of a panel
 HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
 LEGEND_LINE, NOTE_LINE, LETTER, SMALL_LETTER = 30, 15, 6.4, 5.9
 
-# After traces are joined, the Plotly keys in `_BY_POINT` contain one value per point.
+# In a joined trace, each Plotly key in `_BY_POINT` has one value per point.
 _BY_POINT = {
     *("x", "y", "color", "symbol", "hovertemplate", "hovertext", "array", "arrayminus", "shape")
 }
@@ -106,7 +107,8 @@ def draw(
     # The legend's height is added to the figure's height, because Plotly would otherwise shrink the
     # panels.
     legend = _legend_height(entries)
-    inner = sum(heights)  # height in pixels of all panels, which Plotly calls "paper"
+    # `inner` is the height in pixels of all panels, which Plotly calls "paper".
+    inner = sum(heights)
     figure = Figure()
     layout = base_layout(title, remark, alt) | {"height": head + inner + legend}
     layout["margin"] = {"t": head, "b": legend, "l": LEFT, "r": RIGHT, "pad": 0}
@@ -127,14 +129,14 @@ def draw(
             if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
                 x_axis["matches"] = linked[panel.link]
             if not panel.traces:
-                # The axes around a note are hidden, because empty axes would suggest that data are
-                # missing.
+                # A panel with a note instead of data has no axes, because empty axes would suggest
+                # that data are missing.
                 x_axis["visible"] = y_axis["visible"] = False
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            # Each run needs a separate trace only for clicks in the legend; with many entries,
-            # there is no legend.
+            # A figure with more than `MANY` runs has no legend, so its runs need no separate traces
+            # for clicks.
             traces = panel.traces if len(entries) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:
@@ -183,7 +185,8 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
     traces = join_points(panel.traces) if many else panel.traces
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
-    # Plotly's script does not know templates by name, unlike Plotly for Python.
+    # Plotly's script, unlike Plotly for Python, does not know templates by name, so the layout
+    # contains no template.
     del layout["template"]
     layout |= {"height": plot + below + 12, "showlegend": False}
     layout["margin"] = {"t": 12, "b": below, "l": LEFT, "r": RIGHT, "pad": 0}

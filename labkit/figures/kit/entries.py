@@ -20,7 +20,9 @@ from labkit.records.analysis.columns import Seeds, Value, differences, group_see
 from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, equivalence_failed
 
-LONGEST = 60  # maximum letters of a label, not counting a duplicate's number
+# A label has at most this number of letters, not counting the number that distinguishes equal
+# labels.
+LONGEST = 60
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
 _WORD = 28  # maximum letters of one part of a label
 # Labels use parameters by priority: if two parameters distinguish the same runs, the label uses the
@@ -173,7 +175,7 @@ SYMBOLS = ("circle", "square", "diamond", "cross")
 
 INK = "#7a7a7a"  # colour of text and lines, legible on white and on black pages
 
-MANY = 24  # maximum runs in a legend; larger figures get a run picker
+MANY = 24  # A figure with more than this number of runs has a run picker instead of a legend.
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "

@@ -17,7 +17,9 @@ Points = NDArray[np.float64]  # an array (points, 2) with the x and y of each po
 
 ACTIVE = "#0072B2"
 MILLISECONDS = 1400  # milliseconds for which the animation shows each frame
-CONTROLS, LEGEND = 74, 34  # heights in pixels below the axes: buttons with slider, and legend
+# `CONTROLS` is the height in pixels of the buttons with the slider, `LEGEND` the height of the
+# legend.
+CONTROLS, LEGEND = 74, 34
 BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis that users cannot zoom
 
 

@@ -70,7 +70,6 @@ def lanes(
         end: End of the time axis in ms.
         more: Further legend entries, for example for lines that show messages.
     """
-    # The legend lists only the kinds that have bars.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
     legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
     figure = sheet(

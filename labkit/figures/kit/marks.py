@@ -100,7 +100,8 @@ def bars(
     Hatches distinguish bars when colours repeat. If `horizontal` is true, x is the length of a bar
     and y its position.
     """
-    # Whiskers show the spread of the column that contains the lengths of the bars.
+    # `length` names the column with the lengths of the bars; whiskers show the spread of this
+    # column.
     length = x if horizontal else y
     drawn = []
     for name, rows in _rows_by(table, by).items():
@@ -189,8 +190,8 @@ def whisker(
     least, value, most = (np.asarray(values, float) for values in (low, middle, high))
     return {
         "array": np.maximum(most - value, 0).tolist(),
-        # Lengths below 0 are set to 0: rounding may place a mean outside its range, and Plotly
-        # needs nonnegative lengths.
+        # Rounding may place a mean outside its range, but Plotly needs whisker lengths of at least
+        # 0.
         "arrayminus": np.maximum(value - least, 0).tolist(),
         "symmetric": False,
         "color": color,
@@ -246,7 +247,8 @@ def _thin(values: pd.Series) -> np.ndarray:
     return np.asarray(values, np.float32 if len(values) > _FEW else float)
 
 
-Scale = list[tuple[float, str]]  # colours by position, from 0 (least value) to 1 (greatest value)
+# A colour scale lists colours by position, from 0 (least value) to 1 (greatest value).
+Scale = list[tuple[float, str]]
 
 
 def cells(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # validates a `Trace` when the figure is drawn.
 Trace: TypeAlias = dict[str, Any]
 
-PLOT, BELOW = 200, 50  # heights in pixels: a panel's axes, and the labels below the axes
+# `PLOT` is the height of a panel's axes in pixels, `BELOW` the height of the labels below the axes.
+PLOT, BELOW = 200, 50
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def lanes_axis(lanes: Sequence[str]) -> Trace:
     return {
         "type": "category",
         "categoryorder": "array",
-        # The order is reversed, because Plotly orders categories from bottom to top.
+        # The order of the lanes is reversed, because Plotly orders categories from bottom to top.
         "categoryarray": list(lanes[::-1]),
         "range": [-0.5, len(lanes) - 0.5],
         "showgrid": False,
@@ -76,14 +77,15 @@ TITLES = {
     "step_ms.median": "step time, ms",
     "payload_bytes_per_step": "bytes of payload per step",
 }
-# The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
+# The axis range is limited, because Plotly would extend an axis with few accuracies down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
-# Two numbers for accuracies: the range within which values count as equal, and the margin of the
-# axis around equal values.
+# Accuracies count as equal within the range `_ALIKE`; `_AROUND` is the margin of an axis around
+# equal accuracies.
 _ALIKE, _AROUND = 0.001, 0.05
-_SLOTS = 8  # maximum number of distinct numbers placed at equal distances
+_SLOTS = 8  # At most this number of distinct numbers is placed at equal distances on an axis.
 _ONE = 0.01  # relative difference below which the ends of a scale count as equal
-_WIDE = 30.0  # ratio greatest / least value from which a scale is logarithmic
+# A scale is logarithmic if its greatest value is at least this multiple of its least value.
+_WIDE = 30.0
 _LETTERS = 18  # maximum length of a tick text in letters
 
 
@@ -176,7 +178,7 @@ def _proportional(values: Sequence[Value], known: list[float]) -> AxisScale:
     span = transform(high) - transform(low)
 
     def place(value: float) -> float:
-        # If there is only one value, its position is the middle of the axis.
+        # If all values are 0, their position is the middle of the axis.
         return (transform(value) - transform(low)) / span if span else 0.5
 
     ends = [low, high] if span else [low]

@@ -147,8 +147,8 @@ def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more: str = "") -> str:
-    # Plotly's texts contain HTML entities, so the text is unescaped first. Then it is escaped,
-    # because users' names may contain any character.
+    # Texts for Plotly contain HTML entities, which `unescape` converts to characters first. The
+    # resulting text is escaped again, because users' names may contain any character.
     inner = escape(unescape(text))
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
     return f"<text {place}{more}>{inner}</text>"

@@ -52,7 +52,7 @@ class Sheet:
     def figure(self) -> Figure:
         """Draw all panels as one figure, with a legend."""
         # Plotly is imported only here, because the import takes half a second. `lk.table` and
-        # `labkit ls` do not need it.
+        # `labkit ls` work without Plotly.
         from labkit.figures.kit.canvas import draw
 
         shown = list(self.shown)

@@ -67,7 +67,7 @@ def _chance(wins: int, trials: int) -> float:
     return float(sum(comb(trials, successes) for successes in range(wins, trials + 1)) / 2**trials)
 
 
-_SAME = 0.005  # relative memory difference that counts as equal
+_SAME = 0.005  # Memory sizes count as equal within this relative difference.
 
 
 def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
@@ -99,8 +99,8 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # Peaks are listed in the order of the runs. A process does not release its memory, so a later
-    # peak cannot be lower.
+    # Peaks are listed in the order of the runs, because a process keeps its memory, so a later peak
+    # cannot be lower.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-_HALF = 0.5  # ratio of rounds (priority / random) up to which a text says "at most half"
+# A text says "at most half" if priority needs at most this fraction of the rounds of random
+# selection.
+_HALF = 0.5
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:

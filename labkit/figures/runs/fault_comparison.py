@@ -15,7 +15,8 @@ from labkit.figures.kit.sheet import sheet
 from labkit.records.analysis.spending import compare_faults
 from labkit.records.run import Run
 
-Pairs = Mapping[str, tuple[Run, Run | None]]  # per strategy: (run without faults, with faults)
+# `Pairs` maps each strategy to its run without faults, and to its run with faults or None.
+Pairs = Mapping[str, tuple[Run, Run | None]]
 
 _COLUMNS = {
     "name": "strategy",

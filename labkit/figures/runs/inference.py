@@ -224,7 +224,7 @@ def _best_by_network(
 
 ORIGINAL = "original"
 LEVEL = 0.05  # significance level of the sign test that compares accuracies
-WORTH = 1.02  # ratio of file sizes below which two files count as equally large
+WORTH = 1.02  # File sizes count as equal if their ratio is below this value.
 
 Row: TypeAlias = dict[str, Any]  # a row of the table that `labkit.deployment.compare` returns
 
@@ -286,7 +286,8 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # The size after gzip is also stated, because gzip alone reduces the size of a file.
+    # The text also states the size of the .keras file after gzip, because gzip alone reduces the
+    # size of a file.
     return (
         f"{text}; for comparison, its .keras file compressed by gzip: "
         f"{bytes_text(row['keras_gzip_bytes'])}"
@@ -352,8 +353,8 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # Methods that do not support the model have NaN bytes. They are omitted here, because NaN does
-    # not equal itself.
+    # If a method of the comparison does not support the model, the table contains NaN as its number
+    # of bytes. NaN does not equal itself, so the condition omits rows without a number of bytes.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 

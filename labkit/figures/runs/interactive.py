@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
-MOST = 400  # maximum number of points of a live curve before neighbours are averaged
+MOST = 400  # A live curve that reaches this number of points averages neighbouring points.
 # The parts of a step have the same colours as in `timeline`; hatches make them distinguishable
 # without colour.
 PARTS = {

@@ -28,7 +28,8 @@ from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # x offset between two rules' crosses, in log2 of workers
+# distance between the crosses of two learning-rate rules, in log2 of the number of workers
+_APART = 0.12
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
@@ -100,7 +101,7 @@ def summarize_large_batch(runs: Sequence[Run], target: float) -> Markdown:
     rules = dict.fromkeys(table["rule"])
     reach = {rule: _largest_scale(table, rule) for rule in rules}
     claims = [*_linear_rule(table), *_rule_comparisons(table, reach)]
-    # The findings about claims that do not hold come first.
+    # The summary lists claims that do not hold before claims that hold.
     claims.sort(key=lambda finding: "**not**" not in finding.head)
     return sentences([*claims, *_fastest(table, target), *_by_rule(table)])
 
@@ -151,8 +152,8 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
         group = table[~complete & (table["rule"] == rule)]
         if group.empty:
             continue
-        # The crosses of several rules are shifted, because they would hide each other at the same
-        # position.
+        # Crosses of different learning-rate rules are shifted, because crosses at the same position
+        # would hide each other.
         group = group.assign(
             at=group["workers"] * 2 ** (_APART * (place - (len(looks) - 1) / 2)),
             hover=[

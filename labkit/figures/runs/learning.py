@@ -19,13 +19,14 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; half or a quarter as many if there are many runs
+# A curve has at most this number of points; with many runs, the limit is a half or a quarter.
+POINTS = 300
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
 # `Tables` maps the key of each legend entry to the table of its run.
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
-FEW = 8  # maximum runs with unsmoothed lines; more would hide each other
+FEW = 8  # A figure with more runs has no unsmoothed lines, because the lines would hide each other.
 _MOST_GROUPS = 3  # maximum number of groups of coinciding curves that a remark lists
 SAME = 1e-4  # curves coincide if they differ by less than this fraction of the loss
 
@@ -136,7 +137,8 @@ def _panel(
 ) -> Panel:
     is_loss = y == "smooth"
     faint = "loss" if is_loss and len(shown) <= FEW else ""
-    # Epochs are few, so their results have markers; steps are too many for markers.
+    # Epoch results have markers, because epochs are few; step losses have none, because steps are
+    # too many.
     marks = not is_loss and len(shown) <= MANY
     refused = speed.refusals(shown)
     traces = []
@@ -144,8 +146,8 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # `raw` names the column of unsmoothed values for each drawn trace. Three traces are the
-            # lower edge, the upper edge and the line of a band.
+            # `raw` names the column of unsmoothed values for each drawn trace. If `drawn` contains
+            # three traces, the traces are the lower edge, the upper edge and the line of a band.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -238,7 +240,7 @@ def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        # The seconds are NaN if the user has logged the curve as a list of losses.
+        # The seconds of a curve are NaN if the user has logged the curve as a list of losses.
         seconds = curve["seconds"].iloc[-1]
         time = "" if entry.equivalence_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]

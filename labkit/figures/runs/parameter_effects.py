@@ -41,9 +41,12 @@ from labkit.records.run import Run
 __all__ = ["has_grid", "heat_map"]
 
 _MOST = 9  # maximum number of axes that leaves room for their labels
-_BELOW, _ABOVE = -0.055, 1.055  # y positions of labels below and above an axis (y = 0 to 1)
+# `_BELOW` and `_ABOVE` are the y positions of labels below and above an axis, which reaches from 0
+# to 1.
+_BELOW, _ABOVE = -0.055, 1.055
 _ACROSS = 125  # number of letters that fit in one line across the panel
-_SPREAD = 0.5  # fraction of a discrete value's space that its runs occupy
+# The runs with the same discrete value are spread over this fraction of the value's space.
+_SPREAD = 0.5
 
 Axis = tuple[str, list[Value], AxisScale]
 
@@ -244,7 +247,8 @@ def heat_sheet(
     all_runs = [entry.run for entry in entries]
     x, y = axes_of(all_runs, x, y)
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
-    # names of the measures (the first four columns of the table are no measures)
+    # The measures start at the fifth column, because the first four columns of the table are no
+    # measures.
     names = list(table.columns[4:])
     several = max(map(len, table["runs"]))
     remarks = [

@@ -41,13 +41,15 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-# asynchronous runs must reach this fraction of the final accuracy with delayed momentum
+# Asynchronous runs must reach this fraction of the final accuracy of the run with delayed momentum.
 NEARLY = 0.98
 SHORT = range(8, 33)  # synchronization periods in steps that cost no accuracy according to Lin 2020
 
 DISTANCE = "consensus_distance"
 TOLERANCE = 1.02  # consensus distances count as equal if their ratio is below this value
-PUBLISHED_SPEED = 4.0  # published ratio: epoch time of allreduce / asynchronous gossip
+# published ratio (Lian 2018) of the epoch time of allreduce to the epoch time of asynchronous
+# gossip
+PUBLISHED_SPEED = 4.0
 COMPLETE, FREE = "all workers", ", asynchronous"
 
 ONE, ENSEMBLE, SINGLE = "one model", "an ensemble", "a model alone"
@@ -127,7 +129,8 @@ def _codec(compressor: Mapping[str, JSON] | None) -> str:
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
     if isinstance(levels, int):
-        # A compressor has `levels` levels above zero, `levels` levels below zero, and zero itself.
+        # A compressor with n levels (`levels`) distinguishes 2n + 1 values: n above zero, n below
+        # zero, and zero itself.
         return f"in {(2 * levels).bit_length()} bits"
     return f"by {compressor_expression(dict(compressor))}"
 

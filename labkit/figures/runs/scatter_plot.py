@@ -200,7 +200,8 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
 
 def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    # The seconds of a run without speed are NaN, and NaN differs from itself.
+    # The condition excludes a run without speed: its seconds are NaN, and NaN does not equal
+    # itself.
     if row["seconds"] == row["seconds"]:
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

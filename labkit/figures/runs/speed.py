@@ -152,7 +152,6 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[RunEntry], y: str) -> l
     lines = {
         line: LineStyle(
             label=f"{group['kind'].iloc[0]} scaling",
-            # A line through several runs has the colour of the first run.
             color=looks[group["runs"].iloc[0][0]].color,
             dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",

@@ -34,7 +34,7 @@ from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 
 CHANCE = 2.0  # An accuracy below this multiple of a random guess's accuracy counts as near chance.
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
-OLD = 10  # A gradient counts as old from this staleness, in updates.
+OLD = 10  # A gradient counts as old if its staleness is at least this number of updates.
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:

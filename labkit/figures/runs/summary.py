@@ -97,7 +97,7 @@ _CHANCE = (
     "seed",
     "repeats",
     "verify",
-)  # parameters that do not count as a difference between settings
+)  # Runs that differ only in the parameters of `_CHANCE` count as runs with equal settings.
 _NAMED = 6  # greatest number of runs that a sentence names
 
 
@@ -291,8 +291,8 @@ def _lowest_text(ranked: Sequence[_Place]) -> str:
 
 def _judge_by_seeds(first: _Place, second: _Place) -> str:
     ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # `judge` tests whether a candidate is less accurate than a reference. The candidate is the
-    # second run; the reference is the first run.
+    # `judge` tests whether a candidate is less accurate than a reference. In the call of `judge`,
+    # the second run is the candidate, and the first run is the reference.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
     return "the difference exceeds the spread of the seeds" if lost else ""
 
@@ -318,7 +318,6 @@ def _fastest(shown: Sequence[RunEntry]) -> Finding:
 
 def _fewest_bytes(shown: Sequence[RunEntry]) -> Finding | None:
     ranked = _ranked(shown, _bytes, -1)
-    # No finding is returned if all runs send the same number of bytes.
     if len({finding.value for finding, _ in ranked}) < 2:
         return None
     least, most = ranked[0][0], ranked[-1][0]
@@ -330,7 +329,6 @@ def _fewest_bytes(shown: Sequence[RunEntry]) -> Finding | None:
 def _undominated_runs(shown: Sequence[RunEntry]) -> list[Finding]:
     spent = spending({entry.label: entry.run for entry in shown})
     best = front(spent, MEASURES)
-    # With a single run, there is no other run to compare with.
     if len(shown) < 2 or best.empty:
         return []
     if len(best) == len(spent):

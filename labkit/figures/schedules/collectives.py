@@ -117,7 +117,7 @@ def _traces(
         traces.append(points(table[::2], "bytes", "seconds", look, size=6))
     edges = [stretch.last for stretch in costs_of_network.fastest[:-1]]
     best = costs_of_network.seconds.min(axis=0)
-    # The interpolation between simulated sizes is linear on the logarithmic axes of the figure.
+    # The figure has logarithmic axes, so the interpolation between simulated sizes uses logarithms.
     height = np.exp(np.interp(np.log(edges), np.log(costs_of_network.nbytes), np.log(best)))
     hover = [
         f"{bytes_text(one.last)}: {' or '.join(one.algorithms)} → {' or '.join(other.algorithms)}"

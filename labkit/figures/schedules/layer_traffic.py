@@ -30,7 +30,8 @@ from labkit.schedules.round import Integers
 if TYPE_CHECKING:
     from labkit.records.run import Run
 
-Points = NDArray[np.float64]  # shape (points, 2): row and column
+# Each row of the array (points, 2) contains the row and the column of a point on the tiles.
+Points = NDArray[np.float64]
 
 TILES = 230  # height of a panel of tiles in pixels
 FAINT = fade_to("213,94,0", 0.5)
@@ -131,16 +132,18 @@ def _tiles(
 ) -> Panel:
     """Return the panel of a layer's input: the tiles of machines, and lines between machines."""
     before = layers[number - 1]
-    strip = before.kind == "units"  # the units of a dense layer form a single row
+    strip = before.kind == "units"  # In the figure, the units of a dense layer form a single row.
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
-    # For each position of the layer's input, count the machines that read it. The input boxes of
-    # machines overlap, because convolution kernels reach across tile borders.
+    # `readers` counts, for each position of the layer's input, the machines that read this
+    # position. The input boxes of machines overlap, because convolution kernels reach across tile
+    # borders.
     readers = np.zeros((rows, columns), np.int64)
     for box in results.box[results.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
     boxes = owned_boxes(before, grid)[:, axes]
-    centers = boxes.mean(axis=2) - 0.5  # shape (machines, 2): row, column
+    # The array (machines, 2) contains the row and the column of each machine's centre.
+    centers = boxes.mean(axis=2) - 0.5
     where = "unit %{x}" if strip else "row %{y}, column %{x}"
     heat = cells(
         readers,
@@ -207,8 +210,7 @@ def _path(centers: Points, a: int, b: int) -> Points:
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
         others = np.unique(centers[:, 1 - axis])
-        # Only a line along a row or a column of the grid can cross the centre of another machine's
-        # tile.
+        # A line along a row or a column of the grid bends if it would cross another machine's tile.
         passed = np.count_nonzero(
             (others > path[:, 1 - axis].min()) & (others < path[:, 1 - axis].max())
         )
@@ -287,7 +289,7 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
             f"tensor_parallel_size above 1{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
-    # The busiest rank determines when a layer is complete, so the table contains the maximum over
+    # A layer is complete when its busiest rank is done, so the table contains the maximum over
     # ranks.
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
     sends = most[columns].sum(axis=1) > 0

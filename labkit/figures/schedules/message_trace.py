@@ -46,8 +46,12 @@ CAPTION, CELL, LOWEST = (
     38,
     280,
 )  # heights in pixels: caption, row of a rank, minimum of all rows together
-CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # x domains of the circle of ranks and of the chunk boxes
-LABELLED = 20  # greatest number of arrows that have room for chunk names
+# `CIRCLE` and `BOXES` are the ranges of x, from 0 to 1, for the circle of ranks and for the chunk
+# boxes.
+CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]
+# In a round with more than `LABELLED` arrows, the arrows have no chunk names, because there is no
+# room.
+LABELLED = 20
 EDGE = 0.08  # gap between a chunk's strip and the chunk's border, in chunk widths
 ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 
@@ -77,7 +81,8 @@ def frame_layout(names: Sequence[str], chunks: int) -> Trace:
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
     top = 1 - CAPTION / inner
-    below = (high - CELL * size) / 2 / inner  # margin that centres few rows
+    # The margin `below` centres the rows if the ranks are few.
+    below = (high - CELL * size) / 2 / inner
     circle = BARE | {"range": [-1.3, 1.3]}
     boxes = {"showgrid": False, "fixedrange": True, "showline": False, "ticklen": 0}
     chunk_axis = axis("", **boxes, side="top", domain=BOXES, anchor="y2", range=[0, chunks])
@@ -159,7 +164,8 @@ def _labels(sent: Round, size: int, chunks: int) -> Trace:
 def _strip_edges(chunks: int, size: int) -> Points:
     """Return the left and right edges of the strip segments: one segment per chunk and rank."""
     width = (1 - 2 * EDGE) / size
-    start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # shape (chunks, size)
+    # `start` has one row per chunk, and one column per rank.
+    start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)
     return np.stack([start, start + 0.86 * width], axis=2).ravel()
 
 
@@ -171,8 +177,8 @@ def _strips(holdings: Holdings, number: int) -> Trace:
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
     # New values keep their own colour even in complete sums, so that new values are always visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # Every second row and column of the heat map is a gap, because Plotly's own gaps would all have
-    # a single size.
+    # The heat map contains gaps as rows and columns without values, because Plotly's own gaps would
+    # all have a single size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
@@ -284,7 +290,7 @@ def _times(
 ) -> list[tuple[float, float]]:
     """Return the times of the first departure and the last delivery in each round, in seconds."""
     trace = simulate(schedule, size, nbytes, network, trace=True).trace
-    assert trace is not None  # for the type checker: with trace=True, the result has a trace
+    assert trace is not None  # The type checker cannot know that `trace=True` yields a trace.
     places = [trace.round == number for number in range(rounds)]
     return [(float(trace.start[at].min()), float(trace.delivery[at].max())) for at in places]
 

@@ -121,7 +121,8 @@ def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
 def _messages(pipeline: PipelineSimulation) -> list[Trace]:
     """Return lines from sender lanes to receiver lanes, for all messages that take time."""
     table = pipeline.table
-    # A message without duration would be a vertical line across the bars.
+    # The figure omits messages without duration, because each would be a vertical line across the
+    # bars.
     rows = np.flatnonzero((table.action == "send") & (pipeline.stop > pipeline.start))
     if not len(rows):
         return []
@@ -141,8 +142,8 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # The schedule of delayed gradients has no end, so the text counts only the micro-batches that
-    # the figure shows.
+    # A pipeline schedule with delayed gradients has no end, so the text counts only the
+    # micro-batches in the figure.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(pipeline.seconds)}"
@@ -165,7 +166,8 @@ def _clocks(shown: list[PipelineSimulation]) -> str:
 
 def _networks(shown: list[PipelineSimulation]) -> str:
     names = list(dict.fromkeys(_network(pipeline) for pipeline in shown)) or ["not emulated"]
-    if set(names) == {"not emulated", FREE}:  # a measured run is drawn beside its prediction
+    # The figure shows a measured run beside its simulation.
+    if set(names) == {"not emulated", FREE}:
         return "not emulated (in the simulation, messages take no time)"
     return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
 

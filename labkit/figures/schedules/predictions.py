@@ -21,7 +21,8 @@ from labkit.simulate.simulation import Rows, measurements, model_of, prediction_
 
 __all__ = ["measurements", "predicted_and_measured", "summarize_prediction"]
 
-Curve: TypeAlias = tuple[list[float], list[float]]  # buffer sizes in bytes, times in seconds
+# A curve contains buffer sizes in bytes, and times in seconds.
+Curve: TypeAlias = tuple[list[float], list[float]]
 POINTS = 33
 
 
@@ -164,7 +165,7 @@ def _error_text(group: pd.DataFrame) -> str:
 def _slowest_texts(table: pd.DataFrame) -> list[str]:
     """Compare the slowest algorithm with all other algorithms at the largest buffer size."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
-    # Algorithms that returned wrong sums have no time.
+    # An algorithm that returned wrong sums has no measured time, so `dropna` removes its row.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")
     lines = []
     for name, row in timed[:-1].iterrows():

@@ -143,7 +143,7 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
         # Memory and step time are maxima, because the rank with the most memory must fit its
-        # machine, and the slowest rank determines the step time. Utilisation is a mean over ranks.
+        # machine, and the slowest rank determines the step time.
         bytes=("bytes", "max"),
         counted=("counted", "all"),
         payload=("payload_bytes", "max"),
@@ -151,8 +151,8 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
-    # The table has one row per run, in the same order, so one position identifies the baseline in
-    # list and table.
+    # The table has one row per run in the order of the list, so a run has the same position in
+    # both.
     places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
@@ -234,7 +234,8 @@ def _extremes(table: pd.DataFrame) -> str:
 
 
 def _known(value: float) -> bool:
-    return value == value  # false for NaN (missing), which is not equal to itself
+    # The result is false for NaN (a missing value), which does not equal itself.
+    return value == value
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
@@ -282,8 +283,8 @@ def _ideal(ranks: int, most: int) -> Trace:
 
 
 def _in_words(row: Any) -> str:
-    # If the run was not measured or failed its equivalence check, its speed-up is NaN. NaN is not
-    # equal to itself.
+    # The speed-up is NaN, which does not equal itself, if the run was not measured or failed its
+    # equivalence check.
     details = "speed-up unknown" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     label = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"

@@ -18,7 +18,7 @@ from labkit.report import embed, notebook_page
 from labkit.report.embed import figure_html, policy, scripts
 from labkit.report.jobs import command
 
-RUNS = "runs"  # folder of all notebook jobs, inside the site
+RUNS = "runs"  # The gallery stores all notebook jobs in the site's folder `runs`.
 
 
 def gallery(
@@ -88,7 +88,7 @@ def write_page(result: JobResult, path: Path) -> None:
         except LabkitError as error:  # without a page, the index still shows the notebook's answer
             warnings.warn(f"no page of {result.path.name}: {error}", stacklevel=2)
             path.unlink(missing_ok=True)
-    else:  # if there is no output, the job did not start, and the index states the reason
+    else:  # A job without output did not start; the gallery's index states the reason.
         path.unlink(missing_ok=True)
 
 
@@ -97,8 +97,8 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
     from jinja2 import ChoiceLoader, Environment, PackageLoader
 
     code = scripts()
-    # The index template includes the HTML head of reports, so the packages `gallery` and `report`
-    # both provide templates.
+    # The index template includes the HTML head of reports, so templates come from the packages
+    # `gallery` and `report`.
     places = [PackageLoader(f"labkit.{package}", ".") for package in ("jobs.gallery", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()

@@ -22,8 +22,8 @@ from labkit.jobs.parameters import Values, declared, known_values, read_text, re
 from labkit.records.run import load_runs
 from labkit.records.store import Record
 
-# The pattern `_N` matches a number with its unit. The function `numbers` converts each unit to its
-# base unit, so that values in ms and s are comparable.
+# The pattern `_N` matches a number, with its unit if it has one. The function `numbers` converts
+# each unit to its base unit, so that values in ms and s are comparable.
 _UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
 _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
@@ -47,8 +47,8 @@ def _rule(form: str, holds: Callable[..., bool], words: str) -> Claim:
     return Claim(re.compile(form), holds, words)
 
 
-# The conditions include equality, because a quoted 1.00 is rounded, and its true value may be
-# slightly above or below 1.
+# The conditions in `RULES` include equality, because a quoted 1.00 is rounded, and the exact value
+# may be above or below 1.
 RULES = (
     _rule(
         rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}",
@@ -122,8 +122,8 @@ RULES = (
         "the step must not be shorter with a backup worker",
     ),
 )
-# A claim such as "shortest step" must agree with the values in the other lines of the summary. Each
-# pattern finds the values for one claim.
+# A claim such as "shortest step" in a notebook's summary must agree with the values in the
+# summary's other lines. Each pattern in `LEAST` finds the values to which one claim refers.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
@@ -222,8 +222,11 @@ def _line_with(text: str, words: str) -> str:
     return next((line.strip() for line in text.splitlines() if words in line), text.strip())[:160]
 
 
-VALUES = "check.yaml"  # file in the notebooks' folder with sets of small parameter values
-PLANTED = (0.8, 0.9, 1.1, 1.2)  # factors that falsify true numbers, to test the check itself
+# The file check.yaml, in the folder of the notebooks, contains sets of small parameter values.
+VALUES = "check.yaml"
+# To test the check itself, labkit multiplies true numbers by the factors in `PLANTED`, which makes
+# the numbers false.
+PLANTED = (0.8, 0.9, 1.1, 1.2)
 
 
 @dataclass(frozen=True)
@@ -293,8 +296,8 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
     them.
     """
     defaults = known_values({n: p.default for n, p in declared(spec.notebook).items()})
-    # The job's record contains its parameter values, including the folders of runs that the
-    # notebook reads.
+    # The record of a notebook job contains its parameter values, including the folders of runs that
+    # the notebook reads.
     started = job / "params.yaml"
     values: Record = {**defaults, **read_yaml(read_text(started), str(started))}
     written = cells.read(spec.notebook)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
-FEW = 40  # a text may quote ratios of values only in a column of at most this length
-# A text may quote every point of a trace with at most this many points; more points would match any
+FEW = 40  # A text may quote ratios of two values only if their column has at most `FEW` values.
+# A text may quote every point of a trace with at most `SHORT` points; more points would match any
 # number.
 SHORT = 40
 
-# For each unit: its quantity, and a factor that converts values to the base unit. A time is only
-# compared with other times.
+# For each unit, `UNITS` contains its quantity, and the factor that converts values to the base
+# unit. The check compares a time only with other times.
 UNITS = {
     **{unit: ("time", scale) for unit, scale in (("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))},
     "s": ("time", 1.0),
@@ -41,21 +41,21 @@ UNITS = {
     **dict.fromkeys(("x", "×", "times"), ("plain", 1.0)),
 }
 _UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
-# The pattern of a number excludes parts of names (`w2`, `1f1b`) and values of fields
-# (`ratio=0.01`).
+# The pattern `_NUMBER` excludes parts of names (`w2`, `1f1b`) and values of fields (`ratio=0.01`).
 _NUMBER = re.compile(
     r"(?<![\w.=])(?<!\d,)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<decimals>\.\d+)?"
     rf"(?P<power>e[-+]?\d+)?(?:[ \u202f]?(?P<unit>{_UNIT})(?!\w))?(?!\w)"
 )
-_NAMED = (  # patterns of column names, with the quantity and the factor to the base unit
+# `_NAMED` gives, for each pattern of column names, the quantity and the factor to the base unit.
+_NAMED = (
     (re.compile(r"(^|[_\s,.])ms\b|_ms(\.|$)"), "time", 1e-3),
     (re.compile(r"seconds|, s$|_s$"), "time", 1.0),
     (re.compile(r"bytes|payload|memory|weights|gradients|optimizer|activations"), "bytes", 1.0),
 )
 
 
-# The pattern `_FACTOR` matches words after a number that compares two values, such as "1.5x faster"
-# or "0.5 of one process".
+# If the pattern `_FACTOR` matches after a number, the number compares two values, as in "1.5x
+# faster" or "0.5 of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -199,8 +199,8 @@ class Evidence:
                 verdict.mean_low,
                 verdict.mean_high,
             )
-            # Differences are also added in percentage points, because summaries quote fractions and
-            # points.
+            # Each difference is also added in percentage points, because summaries quote fractions
+            # and percentage points.
             self._add("verdict", [CONFIDENCE, *ends, *(100 * end for end in ends)])
         targets = (
             {min(values.values()) for values in known.values()} if target is None else {target}
@@ -219,16 +219,16 @@ class Evidence:
             group, labelled, entries = "", False, []
             for row in rows:
                 body_cells = [html.unescape(words) for kind, words in row if kind == "td"]
-                # The labels in a table's index group the rows. If the index is numeric, the cells
-                # with text group the rows.
+                # The label in a table's index determines the group of a row. If the table's index
+                # is numeric, the first cell with text determines the group of a row.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
                 self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))
                 texts = [words for words in body_cells if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)
-                # The header is padded to the number of columns, because it has fewer cells than the
-                # body if columns have several levels.
+                # If a table's columns have several levels, its header has fewer cells than its
+                # body, so empty names pad the header.
                 heads = [""] * len(body_cells) + [html.unescape(words) for _, words in head]
                 names = heads[len(heads) - len(body_cells) :]
                 entries += [

@@ -19,7 +19,8 @@ from labkit.records.executed_notebook import read_notebook
 from labkit.records.store import Record
 
 PLOTLY = "application/vnd.plotly.v1+json"
-ANSWER, PICTURE = "answer", "picture"  # tags of the notebook cells with the answer and the figure
+# The tags `answer` and `picture` mark the notebook cells with the answer and with the figure.
+ANSWER, PICTURE = "answer", "picture"
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def outputs(executed: Path) -> Iterator[Output]:
             yield Output(tuple(cell["metadata"].get("tags", [])), output.get("data", {}))
 
 
-MADE_FROM = "made-from.json"  # name of the file with the hash of a job's inputs
-LOOK_EVERY = 0.1  # seconds between two checks for ended jobs
-LONGEST = 100  # greatest number of characters for parameter values in a progress line
+MADE_FROM = "made-from.json"  # The file made-from.json contains the hash of a job's inputs.
+LOOK_EVERY = 0.1  # The code looks for ended jobs every `LOOK_EVERY` seconds.
+LONGEST = 100  # A progress line shows at most `LONGEST` characters of parameter values.
 
 
 @dataclass(frozen=True, eq=False)

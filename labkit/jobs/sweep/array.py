@@ -23,11 +23,13 @@ from labkit.jobs.sweep.progress_screen import Interrupts, SweepScreen
 from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import folders, store
 
-LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
-HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user has put on hold
-OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
+LOOK_EVERY = 1.0  # The records of the sweep's notebook runs are read every `LOOK_EVERY` seconds.
+# Slurm reports the reason JobHeldUser for a pending job that its user has put on hold.
+HELD_REASON = "JobHeldUser"
+# In a job's output, lines that Slurm adds begin with `slurmstepd` or `srun:`.
+OF_SLURM = ("slurmstepd", "srun:")
 NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook run is repeated"
-# Folder for the output of array tasks; hidden, so that searches skip it.
+# The folder for the output of array tasks is hidden, so that searches skip it.
 OUTPUT_FOLDER = ".slurm"
 
 
@@ -51,7 +53,7 @@ class Array:
     ) -> None:
         self.plan, self.folder, self.jobs, self.options = plan, folder, jobs, options
         self.screen, self.queue = screen, Queue(login())
-        # Running and queued notebook runs of the sweep, by array task number.
+        # `_elements` maps the array task number to the running or queued notebook run.
         self._elements: dict[str, SweepMember] = {}
         self._unconfirmed: set[str] = set()
         self._most_running = 1
@@ -92,13 +94,14 @@ class Array:
         earlier = {
             number: named[path.name] for number, path in unended.items() if is_ours(path, number)
         }
-        # A record may name another job of this user; such a job is neither monitored nor cancelled.
+        # If the record of a notebook run contains the id of another Slurm job, labkit neither
+        # monitors nor cancels that job.
         strange = {number: path for number, path in unended.items() if number not in earlier}
         check_ended(strange, jobs)
         for number, path in strange.items():
             self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
-        # Array tasks still on hold are cancelled: the command that submitted them was killed before
-        # it released them.
+        # Slurm array tasks still on hold are cancelled, because the command that submitted the
+        # tasks was killed before releasing them.
         if held_elements := [
             number for number, job in jobs.items() if job.is_pending and job.reason == HELD_REASON
         ]:
@@ -124,8 +127,8 @@ class Array:
     def _submit(self, members: Sequence[SweepMember]) -> None:
         """Submit a job array on hold, write a record for each task, and release the array."""
         manifest.save_notebook(self.folder, self.plan)
-        # The list `elements` is written before an array task can start, because each task finds its
-        # notebook run in `elements`.
+        # The file sweep.json lists the notebook runs before a Slurm array task starts, because each
+        # task reads its run from the list.
         manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / OUTPUT_FOLDER, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
@@ -136,7 +139,8 @@ class Array:
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
             f"--output={str(self.folder.resolve() / OUTPUT_FOLDER).replace('%', '%%')}/%A_%a.log",
-            "--no-requeue",  # a second attempt of an array task would overwrite the first
+            # A requeued Slurm array task would overwrite the files of its first attempt.
+            "--no-requeue",
             *(shlex.split(self.options) or self._resource_options(members)),
             "--hold",
         )

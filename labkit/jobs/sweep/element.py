@@ -15,7 +15,8 @@ from labkit.jobs import job
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 
-NOT_MINE = 2  # exit code of an array task that has no record of a notebook run
+# An array task exits with the code NOT_MINE if it finds no record of its notebook run.
+NOT_MINE = 2
 
 
 def main(folder: Path, array: str, place: int, modules: str = "") -> int:
@@ -39,15 +40,16 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
             file=sys.stderr,
         )
         return NOT_MINE
-    clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this Slurm allocation
+    # With the launcher `slurm`, MPI ranks start on the nodes of the array task's Slurm allocation.
+    clusters = {"LABKIT_LAUNCHER": "slurm"}
     job_environment = {
         store.ELEMENT: number,
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: modules,
     }
     os.environ |= clusters | job_environment
-    # A job ends when its standard input is closed. The pipe for standard input stays open, because
-    # Slurm itself ends array tasks.
+    # A labkit job ends when its standard input is closed. The write end of the pipe stays open, so
+    # that standard input never ends the job; Slurm itself ends array tasks.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)

@@ -14,7 +14,9 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import value_of
 
-LARGEST = 10_000  # maximum number of notebook runs in a sweep, and of values of one parameter
+# The constant LARGEST limits the number of notebook runs in a sweep, and the number of values of
+# one parameter.
+LARGEST = 10_000
 _CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
@@ -37,12 +39,13 @@ class Draw:
 
     def rounded(self, value: float) -> float:
         """Round a number to four significant digits, within the bounds."""
-        # Without min and max, rounding could exceed a bound.
+        # Rounding to four digits can move a number beyond a bound, so `min` and `max` limit the
+        # rounded number.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
-# The type of an axis: the values of one parameter in a sweep, or the distribution from which they
-# are drawn.
+# The type `Axis` contains the values of one swept parameter, or the distribution from which the
+# values are drawn.
 Axis: TypeAlias = "tuple[JSON, ...] | Draw"
 Combination: TypeAlias = "dict[str, JSON]"
 
@@ -126,16 +129,17 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
         )
     generator = random.Random(seed)
     if not has_draws and grid_size <= LARGEST:
-        # Indices into the full grid are drawn and sorted, so that the notebook runs are in the
-        # order of the grid.
+        # The code sorts the drawn indices, so that the notebook runs have the same order as in the
+        # full grid.
         grid = all_combinations(axes)
         return [grid[place] for place in sorted(generator.sample(range(grid_size), count))]
     combinations: dict[str, Combination] = {}
-    # The number of tries is limited, because a distribution may have fewer distinct values than
-    # `count`.
+    # The number of draws is limited, because a distribution of rounded numbers may have fewer
+    # distinct values than the user requests.
     for _ in range(100 * count):
         combination = {name: _pick(axis, generator) for name, axis in axes.items()}
-        # Combinations are compared as text, because lists and mappings cannot be hashed.
+        # Combinations of parameter values are stored by their text, because lists and mappings
+        # cannot be dictionary keys.
         combinations.setdefault(repr(combination), combination)
         if len(combinations) == count:
             return list(combinations.values())
@@ -177,7 +181,8 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     numbers = range(*whole)
     if not numbers:
         raise InvalidInput(f"{name}={text} has no values; range(1,5), for example, is 1, 2, 3, 4")
-    # The length is computed, because len() fails for ranges whose length exceeds a machine word.
+    # The code computes the length of the range, because `len` raises an OverflowError if the length
+    # exceeds a machine word.
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
     return tuple(numbers)
@@ -190,8 +195,8 @@ def _split(name: str, text: str) -> list[str]:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            # A quote begins only at the start of an item, because an apostrophe inside a word is
-            # not a quote.
+            # Outside brackets, a quotation mark in the middle of an item counts as an apostrophe,
+            # not as the start of a string.
             quote = letter
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
-# Copy of the notebook, which all notebook runs of the last attempt execute.
+# The file `notebook.ipynb` is a copy of the notebook, which all notebook runs of the sweep's last
+# attempt execute.
 NOTEBOOK = "notebook.ipynb"
-# Folder for earlier attempts of notebook runs; hidden, so that searches skip it.
+# The folder `.earlier` contains earlier attempts of notebook runs; its name begins with a dot, so
+# that file searches skip it.
 EARLIER = ".earlier"
-PATIENCE = 60.0  # maximum seconds until the notebook runs of a killed sweep end
+# A resumed sweep waits at most PATIENCE seconds until the notebook runs of the killed sweep end.
+PATIENCE = 60.0
 
 
 def create(root: Path, name: str, plan: SweepPlan) -> Path:
@@ -100,8 +103,8 @@ def owned(folder: Path) -> Iterator[None]:
         LabkitError: Another process executes the sweep, a notebook run of a killed sweep does not
             end, or the folder contains a link or a special file.
     """
-    # The lock is on the folder and not on sweep.json, because each write replaces this file and
-    # would lose the lock.
+    # The lock applies to the sweep's folder and not to sweep.json, because each write replaces
+    # sweep.json and would lose the lock.
     descriptor = os.open(folder, os.O_RDONLY)
     begin = time.monotonic()
     try:
@@ -163,7 +166,9 @@ def save_notebook(folder: Path, plan: SweepPlan) -> Path:
 def tidy(folder: Path) -> None:
     """Remove the incomplete job folders that a killed sweep has left."""
     for path in folder.glob(".*.new"):
-        if path.is_dir():  # a sweep gives such names only to folders
+        # Sweeps give names like `.*.new` only to folders, so a file with such a name is not from
+        # labkit.
+        if path.is_dir():
             shutil.rmtree(path)
 
 

@@ -43,7 +43,8 @@ class SweepScreen:
         self._spent.append(spent)
         number = sum(self.states.values())
         reason = f": {cause}" if cause else ""
-        # In a terminal, the status line already shows the remaining time.
+        # In a terminal, the status line shows the remaining time, so the line about an ended
+        # notebook run omits the time.
         ending = "" if self._line or not remaining else f"; {remaining}"
         self._clear()
         width = len(str(self.total))
@@ -67,8 +68,8 @@ class SweepScreen:
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
-        # The status line is one column shorter than the terminal, because a full line would wrap,
-        # and only its last row could be erased.
+        # The status line leaves one column free, because a full line would wrap, and only the last
+        # row could be erased.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(plain(text)[:width], end="", file=self._stream, flush=True)
@@ -87,7 +88,8 @@ class SweepScreen:
         if not self._spent or not (waiting or running):
             return ""
         typical = sum(self._spent) / len(self._spent)
-        # A notebook run that exceeds the mean duration counts as if it were about to end.
+        # A notebook run that already exceeds the mean duration adds nothing to the estimate of the
+        # remaining time.
         rest = typical * waiting + sum(max(typical - seconds, 0) for seconds in running.values())
         return f"about {duration_text(max(rest / abreast, 1))} left"
 

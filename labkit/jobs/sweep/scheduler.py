@@ -73,7 +73,7 @@ def _is_free(path: Path) -> bool:
 
 
 LOOK_EVERY = 0.02  # seconds between two checks of the notebook runs
-OVERTIME = GRACE + 10.0  # seconds from a process's time limit until the process is killed
+OVERTIME = GRACE + 10.0  # Labkit kills a notebook process OVERTIME seconds after the time limit.
 
 
 @dataclass
@@ -117,7 +117,9 @@ class Scheduler:
         self.screen = screen
         self._notebook = manifest.save_notebook(folder, plan)
         self._running: list[Running] = []
-        self._most = 1  # maximum number of notebook runs that were in progress at the same time
+        # The attribute `_most` is the largest number of notebook runs that were in progress at the
+        # same time.
+        self._most = 1
         self._interrupts = Interrupts(
             lambda: screen.say(
                 "interrupted: running notebooks may clean up (Ctrl-C again: kill them)"
@@ -144,8 +146,6 @@ class Scheduler:
                 while not self._interrupts.count and self._next_fits(waiting):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
-                # `_look` is also called while no notebook run can start, because `_look` updates
-                # the elapsed time on the screen.
                 self._look(waiting)
         self._clusters.release_others(set())
         self.screen.close()
@@ -181,8 +181,8 @@ class Scheduler:
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
         used_slots = {running.place for running in self._running}
-        # The lowest free slot is used, because this slot is the most likely to have a running
-        # cluster.
+        # A notebook run gets the lowest free slot, because a cluster most likely still runs in the
+        # lowest slots.
         slot = min(set(range(len(used_slots) + 1)) - used_slots)
         environment = self._clusters.environment(slot, member.shape)
         environment |= {imports.VARIABLE: imports.notebook_folders(self.plan.notebook)}
@@ -198,7 +198,6 @@ class Scheduler:
             elif self._interrupts.count and not running.job.interrupted:
                 running.job.interrupt(self._interrupts.why)
             elif self._interrupts.count > 1:
-                # The first interrupt interrupts the notebook runs; the second interrupt kills them.
                 running.job.kill(f"{self._interrupts.why} twice, then killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"stopped at the time limit of {self.limit:g} s, then killed")
@@ -216,10 +215,12 @@ class Scheduler:
             # After an abnormal end of a notebook, its ranks may still compute, so the next notebook
             # run gets another cluster.
             self._clusters.release(running.place, running.member.shape)
-        # A cluster is released, to free its cores, if no remaining notebook run needs its shape
-        # (workers, threads).
+        # A cluster is released, to free its cores, if no remaining notebook run needs the same
+        # numbers of workers and threads.
         needed = [*waiting, *(other.member for other in self._running)]
-        if not self._members_to_ask:  # a search may create notebook runs for any cluster shape
+        # While a search may create further notebook runs, labkit keeps all clusters, because a new
+        # run may need any of them.
+        if not self._members_to_ask:
             self._clusters.release_others({member.shape for member in needed})
         rank = f"rank {result.rank}: " if result.rank is not None else ""
         cause = f"{rank}{result.cause}" if result.cause else None

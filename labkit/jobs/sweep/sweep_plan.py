@@ -80,7 +80,7 @@ def of_record(record: store.Record) -> Search:
         raise LabkitError(f"the sweep's record of its search is invalid: {error}") from error
 
 
-# Parameter values, and index of the repeat, from 0.
+# The type `Described` is a pair: parameter values, and the index of the repeat, from 0.
 Described: TypeAlias = tuple[Combination, int]
 
 
@@ -123,7 +123,8 @@ class SweepPlan:
 
     notebook: Path
     members: list[SweepMember]
-    search: Search | None = None  # None for a grid or a random sample
+    # The attribute `search` is None if the sweep is a grid or a random sample.
+    search: Search | None = None
 
     @property
     def name(self) -> str:
@@ -334,7 +335,9 @@ def _member(
         parameters.largest(values_with_defaults.get(name)) for name in ("workers", "threads")
     )
     if values_with_defaults.get("clock") == "virtual":
-        workers = 1  # on the virtual clock, one process simulates all workers
+        # On the virtual clock, one process simulates all workers, so the notebook run needs only
+        # one process.
+        workers = 1
     return SweepMember(
         folder, checked, repeat, workers, threads, known="workers" in declared_parameters
     )

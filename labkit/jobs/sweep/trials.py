@@ -23,7 +23,8 @@ from labkit.records.stream import FOLDER, PRUNED, StreamReader
 if TYPE_CHECKING:
     import optuna
 
-# Seconds between two reads of the metrics of a run; ranks write the metrics at this interval.
+# Labkit reads a run's metrics every WATCH_EVERY seconds; ranks write the metrics at the same
+# interval.
 WATCH_EVERY = 0.25
 PRUNERS = {
     "median": "MedianPruner",
@@ -48,7 +49,8 @@ class Trials:
         self._distributions = {name: _distribution(axis) for name, axis in search.axes.items()}
         self._readers: dict[str, StreamReader] = {}
         self._watched_at: dict[str, float] = {}
-        for member in found.members:  # report notebook runs that ended after the sweep was killed
+        # The constructor reports notebook runs to Optuna that completed after the sweep was killed.
+        for member in found.members:
             if self._is_open(member) and manifest.is_done(folder, found, member):
                 self.tell(member, "completed")
         self.left = search.trials - self.done - len(self.open)
@@ -147,8 +149,8 @@ class Trials:
             streams = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
             if not streams:
                 return None
-            # The alphabetically first path is chosen, so that each call finds the same run,
-            # whatever the order in which the file system lists files.
+            # The alphabetically first path is chosen, because the file system may list the paths in
+            # a different order in each call.
             self._readers[member.folder] = StreamReader(min(streams))
         return self._readers[member.folder]
 
@@ -164,19 +166,21 @@ def study(folder: Path, search: Search) -> Study:
         pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )
-    # The seed depends on the number of trials, so that a resumed search does not repeat earlier
-    # draws.
+    # The sampler's seed depends on the number of trials, so that a resumed search does not repeat
+    # earlier draws.
     seed = search.seed + len(optuna_study.get_trials(deepcopy=False))
     samplers = optuna.samplers
     if search.sampler == "random":
         optuna_study.sampler = samplers.RandomSampler(seed=seed)
     elif search.sampler == "qmc":
-        # A QMCSampler continues its sequence if its seed is unchanged; its first trial is random.
+        # Optuna's QMCSampler continues its sequence if its seed is unchanged; the first trial of
+        # the sequence is random.
         optuna_study.sampler = samplers.QMCSampler(
             seed=search.seed, scramble=True, warn_independent_sampling=False
         )
     else:
-        # With constant_liar, simultaneous trials do not try points close to each other.
+        # With Optuna's option `constant_liar`, simultaneous trials avoid parameter values that are
+        # close to each other.
         optuna_study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
     return optuna_study
 
@@ -207,8 +211,8 @@ def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
         return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
     numbers = [value for value in axis if type(value) is int]
     if len(numbers) == len(axis) > 2 and len(steps := {*_steps(numbers)}) == 1 and min(steps) > 0:
-        # Equidistant integers are searched as numbers, because the neighbours of a good number are
-        # often also good.
+        # Equally spaced integers become a numeric range instead of categories, because the
+        # neighbours of a good number are often also good.
         return distributions.IntDistribution(numbers[0], numbers[-1], step=steps.pop())
     return distributions.CategoricalDistribution([_choice(value) for value in axis])
 

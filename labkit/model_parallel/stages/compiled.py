@@ -10,7 +10,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-# A nested structure, with None for missing values.
+# The type `Specs` is a nested structure of `tf.TensorSpec` objects, with None for missing values.
 Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"
 
 
@@ -28,8 +28,8 @@ class TracedGraph:
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
         # The traced function is stored to keep it alive, because it owns the Python functions that
-        # its operations call. `trace` does not use autograph, because Keras does not use autograph
-        # to trace models either.
+        # its operations call. Autograph is disabled for the function `trace`, because Keras also
+        # traces models without autograph.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -72,8 +72,8 @@ class TracedGraph:
         call the functions in that order.
         """
         read = [name for op in operations for name in self._nodes[op].input]
-        # Constants are copied into each function, because the caller would have to store constants
-        # that are arguments.
+        # Each function contains copies of its constants, because a caller would have to store
+        # constants that are passed as arguments.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [
@@ -124,8 +124,8 @@ class TracedSegment:
                 replacements[name] = tf.compat.v1.get_default_graph().capture(captured[name])
             outputs = tf.import_graph_def(part, replacements, self._fetches, name="part")
             self._types = [tensor.dtype for tensor in outputs]
-            # The operation `StatefulPartitionedCall` in `__call__` cannot return int32 tensors such
-            # as shapes, so they are cast to int64.
+            # TensorFlow's operation `StatefulPartitionedCall` cannot return int32 tensors such as
+            # shapes, so int32 outputs are cast to int64.
             return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in outputs]
 
         function = tf.function(run, autograph=False)
@@ -135,8 +135,8 @@ class TracedSegment:
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Run the function on a dict from name to tensor; return a dict of the output tensors."""
         arguments = [values[name] for name in self.feeds]
-        # A direct call of the function would give the same result, but would inspect its arguments,
-        # which takes longer.
+        # A direct call of the concrete function would give the same result, but would also inspect
+        # the arguments, which takes longer.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )
@@ -159,7 +159,7 @@ def _without_outside_controls(
     """Return a copy of a node that has control dependencies only on operations in `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # The attribute `_class` requests placement on the device of other operations, which the
+    # The node attribute `_class` requests placement on the device of other operations, which the
     # extracted function may not contain.
     copy.attr.pop("_class", None)
     del copy.input[:]
@@ -169,9 +169,10 @@ def _without_outside_controls(
     return copy
 
 
-Values: TypeAlias = dict[str, tf.Tensor]  # from a tensor's name in the graph to the tensor
-# A computation returns three things: its results (a tensor or None each), the tensors whose
-# gradients are passed in, and a scalar objective.
+# The type `Values` maps the name of a tensor in the graph to the tensor.
+Values: TypeAlias = dict[str, tf.Tensor]
+# The type `Computed` contains the results (tensors or None), the tensors whose gradients are passed
+# in, and a scalar objective.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
 Compute: TypeAlias = Callable[..., Computed]
 
@@ -210,7 +211,9 @@ class Compiled:
         inputs: Callable[..., list[tf.Tensor]],
         variables: Sequence[keras.Variable],
     ) -> None:
-        forward_names: list[str] = []  # operations traced before the backward pass
+        # The list `forward_names` contains the names of operations that are traced before the
+        # backward pass.
+        forward_names: list[str] = []
 
         def trace(*arguments: tf.Tensor | None) -> None:
             watched, weights = inputs(*arguments), [variable.value for variable in variables]
@@ -218,9 +221,9 @@ class Compiled:
                 tape.watch(watched)
                 results, ends, objective = compute(*arguments)
             forward_names[:] = [op.name for op in tf.compat.v1.get_default_graph().get_operations()]
-            # The gradients from the next stage arrive only after the forward pass. Placeholders
-            # represent the gradients from the next stage, so that forward and backward are one
-            # graph and share tensors.
+            # In a pipeline, the gradients from the next stage arrive only after the forward pass.
+            # Placeholders represent the gradients from the next stage, so that forward and backward
+            # pass form one graph and share tensors.
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             initial = [tf.ones_like(objective), *seeds]
             dx, dw = tape.gradient([objective, *ends], [watched, weights], initial)
@@ -229,9 +232,9 @@ class Compiled:
             self._dx, self._dw = _names(dense(dx, watched)), _names(dense(dw, weights))
 
         self._graph = graph = TracedGraph(trace, specs)
-        # All operations traced before the backward pass belong to the forward pass, even if no
-        # other operation reads their results. Operations whose results no operation reads may
-        # update statistics or advance random seeds.
+        # All The list `forward_names` contains the names of operations that are traced before the
+        # backward pass. belong to the forward pass, even if no other operation reads their results.
+        # Operations whose results no operation reads may update statistics or advance random seeds.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)
@@ -282,9 +285,9 @@ class Compiled:
     def parts(self) -> tuple[TracedSegment, TracedSegment]:
         """The functions that run `backward_input` and `backward_weight`."""
         graph, outside = self._graph, self._outside
-        # Operations that contribute to the gradient of only one weight can wait for
-        # `backward_weight`. Operations that contribute to several weight gradients would run twice
-        # in `backward_weight`, so they belong to `backward_input`.
+        # Operations that contribute only to the gradient of one weight can run later, in the
+        # function `backward_weight`. Operations that contribute to several weight gradients would
+        # run twice in `backward_weight`, so they belong to `backward_input`.
         uses = Counter(op for name in self._dw for op in graph.before([name], outside))
         shared = [op for op, count in uses.items() if count > 1]
         first = graph.before([*self._dx, *shared, *graph.acting], outside)

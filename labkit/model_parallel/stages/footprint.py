@@ -15,11 +15,10 @@ from labkit.schedules.pipeline import ScheduleTable
 from labkit.schedules.pipeline_stages import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
-# Layers that store no new tensor, because they only return a view of their input or do nothing
-# during training.
+# The layers in _VIEWS store no new tensor, because they only return their input or a view of it.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
-Bytes: TypeAlias = dict[str, int]  # from kind of tensor to bytes
+Bytes: TypeAlias = dict[str, int]  # The type `Bytes` maps a kind of tensor to its number of bytes.
 
 
 def activations(model: keras.Model) -> int:
@@ -49,9 +48,9 @@ def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
         kind: A Keras optimizer that has not been built.
         gradients: Bytes of all gradients.
     """
-    # The optimizer is built for a variable with one element; the number of arrays in its state is
-    # the number of copies of the weights. The alternative, a lookup by optimizer class, would need
-    # a table of all Keras optimizers.
+    # The optimizer is built for a one-element variable; each one-element array in its state
+    # represents one copy of the weights. A lookup of the number of copies by optimizer class would
+    # need a table of all Keras optimizers.
     scalar = keras.Variable(np.zeros(1), name="one")
     kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
@@ -112,7 +111,7 @@ def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
 def _outputs(model: keras.Model) -> int:
     total = 0
     for node in nodes_of(functional_of(model)):
-        if isinstance(node.operation, keras.Model):  # the layer is a nested model
+        if isinstance(node.operation, keras.Model):
             total += _outputs(node.operation)
         elif not isinstance(node.operation, _VIEWS):
             total += bytes_per_row(node.outputs)
@@ -132,7 +131,8 @@ def _size(variable: keras.Variable) -> int:
     return int(prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 
-BytesByAddress: TypeAlias = dict[int, int]  # from a tensor's memory address to its bytes
+# The type `BytesByAddress` maps the memory address of a tensor to the tensor's bytes.
+BytesByAddress: TypeAlias = dict[int, int]
 
 
 class MemoryLedger:
@@ -159,12 +159,13 @@ class MemoryLedger:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._step = steps, 0
-        # The keys of `_stored` are kinds of tensors; the inner keys are pairs (stage, micro-batch),
-        # with None as the micro-batch of gradients.
+        # The dict `_stored` maps a kind of tensor to bytes per pair (stage, micro-batch); for
+        # gradients, the micro-batch is None.
         self._stored: dict[str, dict[tuple[int, int | None], BytesByAddress]] = {
             kind: {} for kind in self.most
         }
-        self._weights: dict[int, BytesByAddress] = {}  # from stage to the bytes of its weights
+        # The dict `_weights` maps a stage number to the bytes of the stage's weights.
+        self._weights: dict[int, BytesByAddress] = {}
 
     def step(self) -> None:
         """Count a training step; the ledger measures only the steps after the warm-up."""
@@ -220,7 +221,7 @@ def _is_memory(value: tf.Tensor) -> bool:
 
 
 def _bytes(tensors: Iterable[tf.Tensor]) -> BytesByAddress:
-    # Only the private method `_numpy()` returns the tensor's memory without a copy; `numpy()`
-    # copies it.
+    # Only the private method `_numpy` returns the memory of a TensorFlow tensor without a copy; the
+    # method `numpy` copies the memory.
     arrays = [tensor._numpy() for tensor in tensors if _is_memory(tensor)]
     return {array.ctypes.data: array.nbytes for array in arrays}

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-INPUTS = -1  # number of a fictitious stage that outputs the model's inputs
+# The number INPUTS stands for a fictitious pipeline stage that outputs the model's inputs.
+INPUTS = -1
 
 
 class TensorSource(NamedTuple):
@@ -83,8 +84,8 @@ class Blocks:
     def __init__(self, model: keras.Model, wide: bool = False) -> None:
         self._graph = functional_of(model)
         self._nodes = list(_in_order(self._graph))
-        # `ends` contains two values per block: the number of nodes (layer calls) up to its end, and
-        # the block's name.
+        # The list `ends` contains one pair per block: the number of layer calls up to the block's
+        # end, and its name.
         ends = (
             self._wide_cuts(self._possible_cuts())
             if wide
@@ -185,8 +186,8 @@ class Blocks:
             alive = {key: x for key, x in alive.items() if last_use.get(key, 0) > place}
             masks = {id(mask_of(x)) for x in alive.values()}
             live = [x for key, x in alive.items() if key not in masks]
-            # If the next layer calls do not change which single tensor later calls read, no second
-            # cut is added for this tensor.
+            # If the same single tensor crosses several successive cut positions, only the first
+            # position becomes a cut.
             if place in places and len(live) == 1 and live[0] is not previous:
                 (previous,) = live
                 if "float" in previous.dtype and previous is not outputs[0]:

@@ -16,7 +16,8 @@ from labkit.model_parallel.stages.stage import Passed, as_list, is_number, unwra
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Posted: TypeAlias = "list[MPI.Request]"  # pending requests, which `Communicator.finish` completes
+# The type `Posted` is a list of pending MPI requests, which `Communicator.finish` completes.
+Posted: TypeAlias = "list[MPI.Request]"
 Ends: TypeAlias = "Sequence[keras.KerasTensor | Sequence[keras.KerasTensor]]"
 
 
@@ -102,8 +103,8 @@ class Passing:
         # `_gradients` are (producing stage, output index, micro-batch number).
         self._inputs: dict[tuple[int, int, int], tf.Tensor] = {}
         self._gradients: dict[tuple[int, int, int], tf.Tensor] = {}
-        # The keys of `_sent` are (sending stage, whether forward, micro-batch number); the values
-        # are lists of (tensor, receiving stage).
+        # The dict `_sent` maps (sending stage, whether forward, micro-batch number) to a list of
+        # pairs (tensor, receiving stage).
         self._sent: dict[tuple[int, bool, int], list[tuple[tf.Tensor, int]]] = {}
 
     def store_outputs(self, stage: int, number: int, outputs: Passed) -> None:
@@ -186,8 +187,10 @@ class OwnLosses:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._has_losses = False  # whether layers on this rank add losses to the model's loss
-        self._anywhere: bool | None = None  # whether layers on any rank add losses; None if unknown
+        # The flag `_has_losses` states whether layers on this rank add losses to the model's loss.
+        self._has_losses = False
+        # The flag `_anywhere` states whether layers on any rank add losses; None means unknown.
+        self._anywhere: bool | None = None
         self._sum = 0.0
 
     def take(self, losses: tf.Tensor | None, weight: float = 1.0) -> None:
@@ -198,8 +201,8 @@ class OwnLosses:
 
     def added_to(self, loss: float | None) -> float | None:
         """Return `loss` plus the layers' losses of all stages, or None if `loss` is None."""
-        # Layers add their losses only when they are called, so the ranks find out after the first
-        # forward pass whether any layer adds losses.
+        # Layers add losses only when called, so the ranks learn only after the first forward pass
+        # whether any layer adds losses.
         if self._anywhere is None:
             flags = self._communicator.allgather(self._has_losses, "whether layers add losses")
             self._anywhere = any(flags)

@@ -89,7 +89,8 @@ def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
             "partition='parameters', or fix the length of the input"
         )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
-    random = np.random.default_rng(0)  # a local generator leaves the global random state unchanged
+    # A local random generator leaves NumPy's global random state unchanged.
+    random = np.random.default_rng(0)
     # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding
     # layer.
     return tf.cast(random.random(shape), kind)
@@ -104,7 +105,8 @@ def _restored_afterwards(model: keras.Model) -> Iterator[None]:
         variable.assign(value)
 
 
-WARM = 2  # number of warm-up passes; the first pass traces the graph
+# The constant WARM is the number of warm-up passes; the first pass traces the TensorFlow graph.
+WARM = 2
 
 
 PASSES = 5

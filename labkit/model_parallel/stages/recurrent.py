@@ -25,7 +25,8 @@ from labkit.model_parallel.stages.stage import (
 )
 
 Shape: TypeAlias = tuple[int | None, ...]
-# Arguments of layer calls: nested structures of tensors and Python values.
+# The type `Argument` describes arguments of layer calls: nested structures of tensors and Python
+# values.
 Argument: TypeAlias = "keras.KerasTensor | Sequence[Argument] | bool | int | float | str | None"
 
 Layers = keras.layers
@@ -78,8 +79,8 @@ class StatefulRecurrent(keras.layers.Layer):
 
     def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Return the layer's outputs for a segment, and store the layer's final state in `end`."""
-        # `return_state` is reset to False afterwards, because the whole model calls the same layer
-        # object.
+        # The option `return_state` is True only during the call, because the whole model also calls
+        # the same layer object.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
@@ -125,7 +126,8 @@ def open_time(model: keras.Model) -> keras.Model:
             several time steps.
     """
     chain = BlockChain(model)
-    plain = chain.part(0, len(chain))  # a copy of the model without the settings of `compile`
+    # The variable `plain` is a copy of the model without the settings of `compile`.
+    plain = chain.part(0, len(chain))
     _, steps, *rest = plain.inputs[0].shape
     opened = keras.models.clone_model(
         plain,
@@ -160,7 +162,7 @@ class _Caller:
     def __call__(
         self, layer: keras.Layer, *args: Argument, **kwargs: Argument
     ) -> keras.KerasTensor:
-        # Masks are attached to their tensors, so mask arguments are removed.
+        # Each tensor carries its mask, so the mask arguments of a layer call are removed.
         kwargs = {name: value for name, value in kwargs.items() if "mask" not in name}
         values = keras.tree.flatten([args, kwargs])
         tensors = [x for x in values if isinstance(x, keras.KerasTensor)]
@@ -227,7 +229,8 @@ def _refusal(layer: keras.Layer, reason: str) -> InvalidInput:
     )
 
 
-States: TypeAlias = list[list[tf.Tensor]]  # the state tensors of each recurrent layer
+# The type `States` contains a list of state tensors for each recurrent layer.
+States: TypeAlias = list[list[tf.Tensor]]
 
 
 class RecurrentStage(Stage):
@@ -268,12 +271,15 @@ class RecurrentStage(Stage):
         nodes = [node for nodes in model._nodes_by_depth.values() for node in nodes]
         carried = [node for node in nodes if isinstance(node.operation, StatefulRecurrent)]
         self._layers: list[StatefulRecurrent] = [node.operation for node in carried]
-        # A segment without an output runs only through the recurrent layers, because nothing reads
-        # the outputs of the layers after them.
+        # A time segment without an output runs only through the recurrent layers, because nothing
+        # reads the outputs of later layers.
         states = [node.outputs[0] for node in carried] or model.outputs
         self._body = keras.Model(model.inputs, states)
-        self._states: States = []  # state tensors after the previous segment
-        # `_state_gradients` contains the gradients with respect to the states after the segment.
+        # The attribute `_states` contains the state tensors at the end of the previous time
+        # segment.
+        self._states: States = []
+        # The list `_state_gradients` contains the gradients of the loss with respect to the
+        # recurrent states after a time segment.
         self._state_gradients: list[tf.Tensor] = []
 
     def forward(
@@ -297,11 +303,14 @@ class RecurrentStage(Stage):
             arguments = as_list(x), begin, self._loss_targets(targets) if answers else None, counts
             self.own_loss, *results = self._run_forward(number, compute, *arguments)
         states = results[len(results) - len(tf.nest.flatten(begin)) :]
-        # The next segment starts from the values of a segment's final states, but the graphs of the
-        # segments are not connected. Because the graphs are not connected, the backward pass of the
-        # next segment explicitly returns the gradient with respect to the states.
+        # A time segment starts from the values of the previous segment's final states, but the
+        # TensorFlow graphs of the segments are separate. Because time segments have separate
+        # graphs, the backward pass of the next segment explicitly returns the gradient of its
+        # initial states.
         self._states = tf.nest.pack_sequence_as(begin, states)
-        if number == self._last:  # the last segment's final state has gradient zero
+        # No later segment reads the final state of the last time segment, so the gradient of this
+        # final state is zero.
+        if number == self._last:
             self._state_gradients = [tf.zeros_like(state) for state in states]
         return unwrap_single(results[: len(results) - len(states)]) if answers else None
 

@@ -87,14 +87,13 @@ class Runner:
         parts = self._parts(batch)
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
-            # A message between two stages is sent only if the micro-batch has data for the later of
-            # the two stages. If the micro-batch has no rows for the later stage, for example, no
-            # rank computes or sends anything.
+            # A stage computes, and exchanges messages with another stage, only if the micro-batch
+            # has data for the later stage.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     in_flight.execute(action, stage, number, peer)
-            # An asynchronous schedule never waits until the pipeline is empty; an update follows
-            # each backward pass.
+            # An asynchronous pipeline schedule updates the weights after each backward pass, and
+            # never waits until the pipeline is empty.
             if self.table.asynchronous and action == "backward":
                 self.rows = parts.rows(number)
                 update(stage)
@@ -112,7 +111,9 @@ class Runner:
         if self.losses is None:
             return {}
         targets, shares = parts.loss_targets(self.losses.masks(batch.x))
-        if self.table.asynchronous:  # each micro-batch has its own update
+        # In an asynchronous schedule, each micro-batch has its own weight update, so its loss
+        # weights do not depend on other micro-batches.
+        if self.table.asynchronous:
             counts = [self.losses.counts([target], [1.0])[0] for target in targets]
         else:
             counts = self.losses.counts(targets, shares)
@@ -135,8 +136,8 @@ class _BatchInFlight:
     def execute(self, action: str, stage: int, number: int, peer: int) -> None:
         """Execute one action (row) of the pipeline schedule."""
         # The schedule contains entries only for messages between neighbouring stages. A tensor for
-        # a stage farther away is sent at the sending stage's entry, and received at the last entry
-        # on the tensor's path.
+        # a more distant stage is sent at the sender's schedule entry, and received at its path's
+        # last entry.
         if action == "receive":
             size = self._parts.size(number, max(stage, peer))
             self.passing.receive(stage, peer < stage, number, size)
@@ -157,14 +158,14 @@ class _BatchInFlight:
         x = self.passing.take(stage, number, as_list(self._parts.input(number)))
         (y, weight), share = self._parts.targets(number), self._parts.share(number)
         targets = (y, (weight, self._counts.get(number)) if self._counts else weight)
-        # In an asynchronous schedule, an update follows each micro-batch, so each has weight 1. In
-        # a synchronous schedule, one update follows all micro-batches, whose weights are their
-        # fractions of the batch.
+        # In an asynchronous schedule, each micro-batch has its own weight update, so its losses
+        # have weight 1. In a synchronous schedule, one update follows all micro-batches, whose
+        # weights are their fractions of the batch.
         counts = 1.0 if self._runner.table.asynchronous else share
         module = self._runner.stages[stage]
         output = module.forward(number, x, counts, targets)
         self._runner.own_losses.take(module.own_loss, share / counts)
-        if output is None:  # some time segments have no output
+        if output is None:  # A stage returns None for a time segment that has no output.
             return
         if stage < self._runner.last:
             self.passing.store_outputs(stage, number, output)
@@ -239,8 +240,8 @@ class Inference:
         self._passing.send(stage, True, number)
         self._posted.append(self._passing.posted)
         self._passing.posted = []
-        # Pending sends occupy memory, so their number is limited; with a lower limit, ranks could
-        # deadlock.
+        # Pending sends occupy memory, so at most twice as many as ranks stay pending; a lower limit
+        # could cause a deadlock.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())
 
@@ -257,7 +258,9 @@ def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.T
     def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
         y, masks, penalty = compiled([tf.convert_to_tensor(value) for value in x])
         for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
-            attach_mask(output, mask)  # outputs of compiled functions lose their masks
+            # A compiled TensorFlow function returns tensors without Keras masks, so the masks are
+            # attached again.
+            attach_mask(output, mask)
         return y, penalty
 
     return call
@@ -288,10 +291,13 @@ class Delayed:
         self.place, self._last = links.communicator.rank, links.communicator.size - 1
         self._losses = losses if self.place == self._last else None
         self.rows = 0
-        self._rows: dict[int, int] = {}  # from iteration to its rows with pending gradients
+        # The dict `_rows` maps an iteration to its number of rows, until its gradients are
+        # computed.
+        self._rows: dict[int, int] = {}
         self._iteration = 0
         self._passing = Passing(links)
-        self._pending_sends: deque[Posted] = deque()  # pending send requests of each iteration
+        # The queue `_pending_sends` contains the pending send requests of each iteration.
+        self._pending_sends: deque[Posted] = deque()
         self._own_losses = OwnLosses(links.communicator)
 
     def step(self, batch: Batch, update: Callable[[], None]) -> float | None:
@@ -315,9 +321,9 @@ class Delayed:
                 self._backward(backward_iteration)
             update()
         self._iteration += 1
-        # Module m receives a gradient from module s after s - m iterations. With M modules, all
-        # sends of an iteration are complete after M - 1 more iterations, so waiting for the sends
-        # does not block.
+        # Module m receives a gradient from module s after s - m iterations. With M modules, an
+        # iteration's sends are complete after M - 1 more iterations, so the call of `finish` does
+        # not block.
         self._pending_sends.append(self._passing.posted)
         self._passing.posted = []
         if len(self._pending_sends) > self._last:
@@ -331,7 +337,8 @@ class Delayed:
             # has sent the gradients.
             sent = range(self._iteration - (self._last - reader))
             for iteration in sent:
-                if self._rows.get(iteration):  # the iteration's gradients are pending
+                # A row count above 0 shows that the gradients of the iteration are still pending.
+                if self._rows.get(iteration):
                     self._receive_gradients(reader, self._rows[iteration])
         while self._pending_sends:
             self.links.communicator.finish(self._pending_sends.popleft())

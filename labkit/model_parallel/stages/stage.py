@@ -175,12 +175,15 @@ class TimeSegments(MicroBatches):
         return None if value is None else value[:, edges]
 
 
-# A loss function of targets, predictions, and either sample weights or a `Weighted` pair.
+# The type `Loss` is a function of targets, predictions, and either sample weights or a `Weighted`
+# pair.
 Loss: TypeAlias = Callable[..., tf.Tensor]
-Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"  # targets and sample weights
-# Nested arguments of a computation, with None for missing values.
+# The type `Targets` is a pair of targets and sample weights.
+Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"
+# The type `Given` describes nested arguments of a computation, with None for missing values.
 Given: TypeAlias = "Rows | Sequence[Given] | None"
-# The inputs or outputs of a model: one tensor, or a list of several tensors.
+# The type `Passed` contains the inputs or outputs of a model: one tensor, or a list of several
+# tensors.
 Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 
 
@@ -236,8 +239,8 @@ class Stage:
         self._has_gradient = [] if loss is not None else [is_number(y) for y in model.outputs]
         self.variables = list(model.trainable_variables)
         self._all, trained = list(model.variables), {id(variable) for variable in self.variables}
-        # `_state` contains the variables of dropout and normalisation layers, which are restored
-        # before a second forward pass.
+        # With recomputation, `_state` lists the variables of dropout and normalisation layers,
+        # which are restored before a second forward pass.
         self._state = [v for v in self._all if recompute and id(v) not in trained]
         # `_compiled` contains one entry per combination of argument shapes, dtypes and missing
         # arguments.
@@ -245,8 +248,8 @@ class Stage:
         # The keys of `_saved` are micro-batch numbers, because several micro-batches are in flight,
         # and the schedule defines their order.
         self._saved: dict[int, tuple[Compiled, Values]] = {}
-        # `_recompute_inputs` contains the arguments and variables for a second forward pass, one
-        # entry per micro-batch.
+        # For each micro-batch, `_recompute_inputs` contains the arguments and variable values for a
+        # second forward pass.
         self._recompute_inputs: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
         # `_pending_weight_parts` contains the backward passes whose weight gradients are not yet
         # computed.
@@ -385,8 +388,7 @@ class Stage:
     ) -> Computed:
         y = call_with_masks(self.model, x, training=True)
         objective = self._objective(y, targets, share)
-        # If this stage computes the loss, its objective needs no gradients from other stages;
-        # otherwise, later stages send gradients of the outputs.
+        # Only a stage without the loss needs gradients of its outputs, which later stages send.
         if self._loss is not None:
             return [None, objective], [], objective
         outputs = keras.tree.flatten(y)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import pandas
 
 
-# The value of a parameter or a measured number; None if the run has no such value.
+# A `Value` is a parameter's value or a measured number, or None if the run has neither.
 Value: TypeAlias = str | float | bool | None
 
-# Names of measured numbers that every figure can plot, even before a run has measured them.
+# Figures accept the metric names in `RESULTS`, even before a run has measured these metrics.
 RESULTS = (
     "test_accuracy",
     "test_loss",
@@ -32,9 +32,10 @@ RESULTS = (
     "train_seconds",
     "samples_per_second",
 )
-_LONG = ("source", "sha256")  # long fields of recorded functions and arrays, omitted in tables
-# If a name contains one of these strings, the measured number is a duration or a speed. Durations
-# and speeds are invalid if verification of the run failed.
+# Tables omit the long fields `source` and `sha256` of recorded functions and arrays.
+_LONG = ("source", "sha256")
+# A metric is a duration or a speed if its name contains "second", "_ms" or "samples_per". Durations
+# and speeds of a run are invalid if the run failed its equivalence check.
 _TIMED = ("second", "_ms", "samples_per")
 
 
@@ -70,8 +71,8 @@ def differing_parameters(
         name for row, is_begun in zip(rows, is_recorded, strict=True) if is_begun for name in row
     }
     all_names = list(dict.fromkeys(name for row in rows for name in row))
-    # Names are sorted by their first field, so that the parameters of a compressor are next to each
-    # other.
+    # Parameter names are sorted by the part before the first dot, so that a compressor's parameters
+    # are neighbours.
     fields = list(dict.fromkeys(name.partition(".")[0] for name in all_names))
     names = sorted(all_names, key=lambda name: fields.index(name.partition(".")[0]))
     relevant_rows = {
@@ -125,7 +126,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
     return {
         name.removesuffix(".name").removesuffix(".callable"): value
         for name, value in flat.items()
-        if name.rpartition(".")[2] not in _LONG and value != "{}"  # empty options are omitted
+        if name.rpartition(".")[2] not in _LONG and value != "{}"
     }
 
 
@@ -168,7 +169,8 @@ def values_of(
     if name in parameter_values:
         return parameter_values[name]
     if name not in RESULTS and name not in (available := numeric_metrics(runs)):
-        # Suggestions list parameters first, because a misspelt name usually means a parameter.
+        # An error message suggests parameters before metrics, because a misspelt name usually means
+        # a parameter.
         raise unknown_name_error(name, [*parameter_values, *available])
     return [*metric_values(runs, name)]
 
@@ -238,10 +240,11 @@ def _results(run: Run) -> dict[str, Value]:
     return {k: v for k, v in run.metrics.items() if k not in ("epochs", "spread")}
 
 
-# The fields in `_NO_AXIS` are never used as axes, because each table cell contains the median over
-# their values.
+# The fields in `_NO_AXIS` are never axes of a table, because each table cell contains the median
+# over their values.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
-_MIN_COVERAGE = 0.75  # minimum fraction of value combinations that have runs
+# The constant _MIN_COVERAGE is the minimum fraction of a grid's value combinations that have runs.
+_MIN_COVERAGE = 0.75
 
 
 def cross_table(
@@ -318,7 +321,7 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
             "no two parameters have runs for most combinations of their values; give two "
             f"differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
         )
-    # The axes are swapped if a required parameter is on the wrong axis.
+    # The axes are swapped if the caller requires a parameter on the other axis.
     return axes if x in (None, axes[0]) and y in (None, axes[1]) else axes[::-1]
 
 
@@ -386,8 +389,8 @@ class Seeds(Run):
         """The median of each metric over seeds, and the range in `spread`, like a run with
         repeats.
         """
-        # The import is inside the function, because it also imports `Experiment`, which most
-        # callers do not need.
+        # The module `run_metrics` is imported inside the function, because it also imports
+        # `Experiment`, which most callers do not need.
         from labkit.records.run_metrics import aggregate
 
         return aggregate(self.seeds)

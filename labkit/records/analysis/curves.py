@@ -45,8 +45,8 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     seeds, seed = np.unique(rows["seed"], return_inverse=True)
     step, column = np.unique(rows["step"], return_inverse=True)
     shape = (len(seeds), len(step))
-    # NumPy is used here, because pandas groups would take ten times as long, and a page may show
-    # 100 curves.
+    # Curves are computed with NumPy, because pandas groups would take ten times as long for a page
+    # of 100 curves.
     cell = seed * len(step) + column
     losses, ended, wire = (rows[name].to_numpy(float) for name in ("loss", "ended", "wire_bytes"))
     # The loss of a rank with an empty batch is NaN, so its weight is 0. If the history has no
@@ -93,7 +93,8 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     """
     import pandas as pd
 
-    width = len(values) // 40  # number of values on each side of the centre
+    # A smoothed value is the mean of a window with `width` values on each side of its centre.
+    width = len(values) // 40
     finite = pd.Series(values, dtype=float).where(np.isfinite(values))
     mean = finite.rolling(2 * width + 1, center=True, min_periods=1).mean()
     return np.asarray(mean.where(finite.notna()))
@@ -122,8 +123,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     spent["bytes"] = np.full(len(step), np.nan)
     if len(curve):
         reached = step <= curve["step"].iloc[-1]
-        # The seconds of the curve are preferred over the seconds of rank 0, because the curve
-        # contains the seconds of the slowest rank.
+        # The times of the curve are preferred over rank 0's times, because the curve contains the
+        # slowest rank's times.
         for name, rank0_seconds in spent.items():
             spent[name] = np.where(
                 reached, np.interp(step, curve["step"], curve[name]), rank0_seconds
@@ -149,9 +150,9 @@ def ensemble_accuracy(runs: Sequence[Run]) -> float:
     return float(np.mean(np.mean(predictions, 0).argmax(-1) == data.y_test))
 
 
-JOURNAL = "optuna.journal"  # name of Optuna's journal file in a sweep's folder
+JOURNAL = "optuna.journal"
 STUDY = "labkit"
-LONGEST_JOURNAL = 2**26  # maximum bytes; thousands of trials need some megabytes
+LONGEST_JOURNAL = 2**26  # The journal of thousands of Optuna trials has only some megabytes.
 
 
 class SearchResult(NamedTuple):
@@ -171,10 +172,10 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
-        # rejects symbolic links, and pipes, on which reads would block
+        # The function `open_file` rejects symbolic links, and pipes, on which reads would block.
         os.close(open_file(journal))
-    # Optuna's default lock would be a symbolic link, but labkit resumes no folder that contains a
-    # link.
+    # Optuna's default lock is a symbolic link, but labkit refuses to resume a sweep whose folder
+    # contains a link.
     lock = JournalFileOpenLock(str(journal))
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 

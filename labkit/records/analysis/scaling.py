@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# The fields in `_WORK` define the work of a training step, so a run and its baseline must agree in
-# them. If the only worker of the baseline sends nothing, strategy and network may differ, because
-# they have no effect.
+# A run and its one-worker baseline must agree in the fields in `_WORK`, which define the work of a
+# training step. Strategy and network have no effect on a one-worker baseline that sends nothing, so
+# they may differ.
 _WORK = (
     "model",
     "dataset",
@@ -32,8 +32,7 @@ _WORK = (
     "virtual",
     "input_mode",
 )
-# Fields in which the runs on one line of a figure may differ: the x axis, fields that depend on it,
-# and random seeds.
+# Runs on one line of a scaling figure may differ only in name, worker count, batch size and seeds.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")
 _COLUMNS = ("run", "baseline", "kind", "line", "workers", "seeds")
 _RATIOS = ("speedup", "speedup_low", "speedup_high", "slowest_seed", "fastest_seed")
@@ -132,9 +131,9 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# Names of one-worker runs; each key consists of batch size, work, and strategy with network. If a
-# run sends nothing, its key contains "" for strategy and network, because any strategy and network
-# match.
+# The type `Alone` maps each combination of batch size, work, and strategy with network to names of
+# one-worker runs. A run that sends nothing has "" as strategy and network in its key, because any
+# strategy and network match.
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
@@ -144,7 +143,7 @@ def _baselines(usable: Mapping[str, Run]) -> Alone:
     for name, run in usable.items():
         if _workers(run) == 1:
             batch, work = run.experiment.get("batch_size"), _work_key(run)
-            # If a run has only one worker, this worker sends bytes only to a parameter server.
+            # The worker of a one-worker run sends bytes only if the run has a parameter server.
             sends_bytes = bool(run.metrics.get("wire_bytes_per_step"))
             for environment in [_environment_key(run), *([] if sends_bytes else [""])]:
                 baselines.setdefault((batch, work, environment), []).append(name)
@@ -190,9 +189,11 @@ def _median(run: Run) -> float:
     return float((run.metrics.get("step_ms") or {}).get("median") or 0.0)
 
 
-EQUIVALENT_COLUMN = "labkit's"  # name of a column with the equivalent labkit strategy
-# Experiment fields that do not change the work of training, so they may differ between compared
-# runs.
+# The column "labkit's" contains the labkit strategy that is equivalent to another framework's
+# strategy.
+EQUIVALENT_COLUMN = "labkit's"
+# Compared runs may differ in the experiment fields in `NOT_WORK`, which do not change the work of
+# training.
 NOT_WORK = ("schema", "name", "strategy", "verify")
 
 
@@ -249,8 +250,8 @@ def sent_bytes(run: Run) -> pd.DataFrame:
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    # Records of older labkit versions lack `counted_steps`, and count bytes over all steps since
-    # the processes started.
+    # Records of older labkit versions lack the field `counted_steps`, and count bytes from the
+    # start of the processes.
     steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
@@ -297,8 +298,8 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
         "network": metrics.get("network") or "this machine's own",
         "equivalence": equivalence["verdict"],
         "why": equivalence["reason"],
-        # If equivalence is not verified, runs may do different work, so that their step times
-        # cannot be compared.
+        # Runs without verified equivalence may do different work, so their step times cannot be
+        # compared.
         "step_ms": metrics["step_ms"]["median"] if equivalence["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),

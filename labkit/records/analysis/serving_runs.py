@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ONE_PROCESS = "one process"
-# The allowed difference between predictions, as a multiple of the rounding error of their
-# precision. Predictions differ much less than TOLERANCE if only the order of summation differs, and
-# much more if the models differ.
+# The constant TOLERANCE is the allowed difference between predictions, in units of their
+# precision's rounding error. Two predictions differ much less than the tolerance if only the order
+# of summation differs, and much more if the models differ.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
@@ -87,7 +87,8 @@ class ServingMeasurements:
         """Return the largest and the allowed difference from the predictions of one process."""
         import pandas as pd
 
-        # The numbers are formatted as text, because a table would round such small numbers to 0.
+        # Differences between predictions are formatted as text, because a table would round such
+        # small numbers to 0.
         rows = [
             (way, f"{difference:.1e}", f"{self.allowed:.1e}")
             for way, difference in self.differences.items()

@@ -39,8 +39,8 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
         seeds = [s for s in completed_seeds(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
             spent = np.array([_spent(seed, equivalence_failed(run)) for seed in seeds])
-            # The mean, minimum and maximum of a measure become adjacent columns, in the order of
-            # `columns`.
+            # The arrays are stacked along the last axis, so that the mean, minimum and maximum of
+            # each measure are adjacent.
             bands = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
             link = str(run.metrics.get("network")), run.metrics.get("clock") or "wall"
             rows.append([name, *link, *bands.ravel()])
@@ -95,10 +95,11 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     clock.
     """
     complete_rows = table.dropna(subset=list(measures))
-    # Each column is multiplied by its sign, so that greater values are better in all columns.
+    # Columns in which smaller values are better are multiplied by -1, so that greater scores are
+    # always better.
     signs = [1 if name == "accuracy" else -1 for name in measures]
     scores = complete_rows[list(measures)].to_numpy(float) * signs
-    # The code compares all pairs of rows, which is fast enough for a few hundred runs.
+    # The comparison of all pairs of rows is fast enough for a few hundred runs.
     first, second = scores[:, None, :], scores[None, :, :]
     beaten = (second >= first).all(axis=2) & (second > first).any(axis=2)
     if "seconds" in measures:
@@ -116,12 +117,13 @@ def steps_of(run: Run) -> int | None:
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     """Return a seed's accuracy, and its bytes and seconds after the first training step."""
     metrics = seed.metrics
-    total_seconds = metrics.get("train_seconds") or 0.0  # missing for runs that only log results
+    # The metric `train_seconds` is missing in runs that only log results.
+    total_seconds = metrics.get("train_seconds") or 0.0
     seconds = total_seconds - metrics.get("first_step_ms", 0.0) / 1e3
     # If a run has only one training step, no time remains after the first step.
     is_valid = not failed and seconds > 1e-9 * total_seconds
-    # The bytes are computed from the metrics, because it would take too long to read a thousand
-    # histories.
+    # Sent bytes are computed from the metrics, because reading the histories of a thousand runs
+    # would take too long.
     bytes_per_step = float(metrics.get("wire_bytes_per_step") or 0.0)
     steps_after_first = (steps_of(seed) or 1) - 1
     nbytes = bytes_per_step * int(metrics.get("workers") or 1) * steps_after_first
@@ -169,8 +171,8 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
         }
     counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
     # History rows of dead ranks may be missing, so the number of samples is computed from the run
-    # without faults. The runs with and without faults have the same number of samples per step,
-    # because a step was completed either by all ranks or by none.
+    # without faults. With and without faults, a step has the same number of samples, because either
+    # all ranks or none complete a step.
     if disturbed_run.metrics["faults"]:
         counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
         counted_samples = int(counted["samples"].sum())
@@ -193,8 +195,8 @@ def _applied_samples(run: Run) -> tuple[int, float, float]:
     """Return the applied samples, the total time, and the longest gap between gradients (s)."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # The times in `ended` are ends of steps, so differences between them exclude the first step,
-    # which traces the model.
+    # The column `ended` contains ends of steps, so its differences exclude the first step, which
+    # also traces the model.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (
@@ -204,7 +206,7 @@ def _applied_samples(run: Run) -> tuple[int, float, float]:
     )
 
 
-# Kinds of memory that are used throughout training.
+# Weights, gradients and optimizer state occupy memory throughout training.
 PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")
 _VERDICTS = {"loss": "loss", "no loss": "no loss", "none": "no verdict"}
 
@@ -256,7 +258,7 @@ def _precisions_row(run: Run, baseline: Run) -> dict[str, JSON]:
     }
 
 
-LAST_STEPS = 20  # number of last steps over which the training loss is averaged, to reduce noise
+LAST_STEPS = 20  # The training loss is averaged over several last steps to reduce noise.
 LOSSES = ("training_loss", "test_loss")
 
 

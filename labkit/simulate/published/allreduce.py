@@ -31,8 +31,8 @@ from labkit.simulate.published.reproduction import (
 )
 
 FLOAT = 4  # bytes
-# A convolution as a tuple: output channels, kernel height and kernel width. If the stride is 2, the
-# tuple also contains the new side length of the image.
+# A tuple `Step` describes a convolution by its output channels, kernel height and kernel width. If
+# the stride of a convolution is 2, its tuple also contains the new side length of the image.
 Step: TypeAlias = tuple[int, ...]
 
 
@@ -109,7 +109,8 @@ def _dense(*sizes: int) -> Layers:
 def inception_v3(classes: int = 1001) -> Layers:
     """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # the image shrinks without padding; the stride remains 1
+    # The image shrinks because the convolution has no padding; the stride remains 1.
+    net[1] = net[1]._replace(stride=1)
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
@@ -190,7 +191,7 @@ def overfeat() -> Layers:
     return net + _dense(6 * 6 * 1024, 3072, 4096, 1000)
 
 
-LINK = 25e9 / 8  # bytes/s of a 25 Gb/s Ethernet link
+LINK = 25e9 / 8  # The constant LINK is the bandwidth of 25 Gb/s Ethernet in bytes/s.
 PART = "time to exchange all bytes once, in steps of one worker"
 SHARE = "exposed time, as a share of the ring's time"
 STEP = "step of InceptionV3, s"
@@ -217,8 +218,8 @@ def _density(network: str) -> float:
     return nbytes(layers) / operations(layers)
 
 
-# For Horovod's results, a worker processes 64 images per step, and Bugliarello measured the step
-# time of InceptionV3 on a P100 GPU.
+# Horovod's workers process 64 images per step; the step time of InceptionV3 on a P100 GPU comes
+# from Bugliarello.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
@@ -237,8 +238,8 @@ def _horovod(
     return step / (step + parameters[SHARE] * _horovod_ring(name))
 
 
-# BytePS results: there is one extra server host per worker host, so a worker sends all bytes once
-# and receives all bytes once, concurrently.
+# BytePS runs one extra server host per worker host, so a worker sends and receives all bytes once,
+# concurrently.
 def _byteps_fit(known: Figures) -> Parameters:
     return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
 
@@ -247,8 +248,8 @@ def _byteps(parameters: Parameters, name: str) -> float:
     return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
 
 
-# MaTEx and Das divide one batch among p workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, where the
-# constant c is fitted.
+# For MaTEx and Das, p workers divide a batch: T(p) / T(1) = 1 / p + `_ring(p)` · c, with a fitted
+# c.
 def _divided_fit(known: Figures) -> Parameters:
     (name, speedup), *_ = known.items()
     network, workers = _place(name)
@@ -268,8 +269,8 @@ def _place(name: str) -> tuple[str, int]:
     return network, int(workers)
 
 
-# Vishnu's results: layers are small, so each of the lg p butterfly rounds on p cores costs only its
-# latency.
+# In Vishnu's results, layers are small, so each of the lg p butterfly rounds on p cores costs only
+# its latency.
 ROUND = "time of a round, in steps of one core"
 
 

@@ -40,12 +40,13 @@ from labkit.simulate.published.reproduction import (
 )
 
 SOURCE = "Bugliarello 2017"
-FORWARD = 1 / 3  # forward pass, as a fraction of a one-GPU step
+FORWARD = 1 / 3  # The forward pass takes the fraction `FORWARD` of a training step on one GPU.
 SPREAD, LINK = "σ, steps", "link, MB/s"
-BATCH = 64  # images per GPU
+BATCH = 64  # Each GPU processes `BATCH` images per step.
 GPUS_A_NODE = {"piz-daint": 1, "p2.xlarge": 1, "p2.8xlarge": 8, "DGX-1": 8}
 STEP = {name: BATCH / curve.base for name, curve in PUBLISHED.items() if curve.base}  # s per step
-STEP["DGX-1"] = STEP["piz-daint"]  # DGX-1 and Piz Daint have P100 GPUs
+# DGX-1 and Piz Daint both have P100 GPUs, so their step times on one GPU are equal.
+STEP["DGX-1"] = STEP["piz-daint"]
 
 
 def variables() -> list[int]:
@@ -128,8 +129,9 @@ def _fit(known: Figures) -> Parameters:
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the time of a backward pass, the link limits both passes. If the
-    # link limits both passes, the exchange time x of one pass is half of the step time.
+    # If a step takes over twice the time of a backward pass, the link limits the forward and the
+    # backward pass. If the link limits the forward and the backward pass, the exchange in each pass
+    # takes half of the step time.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}
@@ -157,7 +159,7 @@ _ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8
 _BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
 _ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
 _ONLY[_name("piz-daint", 1)] = "by construction"
-# `_APART` omits the published values for 16, 64 and 128 GPUs of p2.xlarge, which `_K80` contains.
+# Unlike `_K80`, the dict `_APART` has no published results for 16, 64 and 128 GPUs of p2.xlarge.
 _LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 

@@ -17,7 +17,8 @@ from labkit.simulate.published.reproduction import (
 )
 
 MESSAGE = "time of a message, in forward passes of a micro-batch"
-F, B, W = 1.0, 1.2, 0.8  # example times in s, for which ZB-H2's bubble is not zero
+# With the example times F, B and W (in s), the bubble of the schedule ZB-H2 is not zero.
+F, B, W = 1.0, 1.2, 0.8
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Parameters: TypeAlias = Mapping[str, float]  # keys are the names of parameters with their units
+# The keys of `Parameters` are names of parameters with their units.
+Parameters: TypeAlias = Mapping[str, float]
 Figures: TypeAlias = dict[str, float]
 Verdict: TypeAlias = Literal[
     "predicted", "predicted from a fit", "reproduced", "by construction", "bound", "not reached"
@@ -253,9 +254,9 @@ PUBLISHED: dict[str, Scaling] = {
 
 # In comments on published values, a single letter marks the type of source; the module's docstring
 # defines the letters.
-INCEPTION_MB = 92.9  # megabytes of gradients of InceptionV3
-# For each number of nodes of the computer Piz Daint, the number of servers with the highest
-# throughput.
+INCEPTION_MB = 92.9  # The gradients of InceptionV3 take `INCEPTION_MB` megabytes.
+# For each number of nodes of the computer Piz Daint, `SERVERS` gives the number of servers with the
+# highest throughput.
 SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
 HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # efficiencies (D)
 BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # approximate efficiencies (R)
@@ -264,7 +265,8 @@ TORCHGPIPE = {"1 stage": 0.853, "2 stages": 1.41, "4 stages": 2.77, "8 stages": 
 TORCHGPIPE_AMOEBANET = {"8 stages, m = 1": 0.93, "8 stages, m = 4": 2.62, "8 stages, m = 32": 4.95}
 DDG = {"ResNet-110, K = 2": 1.40, "ResNet-110, K = 3": 1.70, "ResNet-110, K = 4": 1.84}  # (F)
 DDG_WRN = {"WRN-28-10, K = 2": 1.37, "WRN-28-10, K = 3": 1.57, "WRN-28-10, K = 4": 1.64}  # R
-DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2017, P)
+# On 8 P100 GPUs in one node, InceptionV3 trains with the efficiency `DGX_1` (Bugliarello 2017, P).
+DGX_1 = 0.9956
 
 
 @dataclass(frozen=True)
@@ -290,4 +292,5 @@ class Softsync:
 
 
 SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
-SOFTSYNC_LATER = 1e-4  # largest fraction of gradients more than 2n updates old (Zhang 2016, P)
+# At most the fraction `SOFTSYNC_LATER` of gradients is more than 2n updates old (Zhang 2016, P).
+SOFTSYNC_LATER = 1e-4
