@@ -32,8 +32,8 @@ TURNS = 8
 # The constant NEVER is an averaging period so long that no timed training step averages weights.
 NEVER = 1_000_000
 FRAGMENTS = 4
-# The constant COMPUTE is the compute time of the steps that hide a transfer, divided by the
-# transfer time.
+# The constant COMPUTE is the ratio of compute time to transfer time. The training steps of this
+# compute time hide the transfer.
 COMPUTE = 1.5
 
 
@@ -51,14 +51,15 @@ def measure(
     Returns: One row per strategy with the times of its local steps, and rows for streamed
         (overlapped) averaging. The row of a strategy contains the time of a step in which the
         strategy exchanges nothing. A step of bare training computes only the gradient and the
-        update. The row also contains the time that the strategy adds to bare training. In the row
-        of a strategy, `ratio` is the strategy's step time divided by the step time of bare training
-        (only gradient and update). `own_ms` is the time per step that is spent neither on the
-        gradient nor on the update. The rows of streamed averaging contain the step times of
-        blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
-        streamed averaging also contains the time to transfer one fragment of the weights. In the
-        row of streamed averaging, `hidden` is the fraction of the averaging time that overlapping
-        hides. If `hidden` is 1, overlapped averaging adds no time to a step.
+        update. The row also contains the time that the strategy adds to bare training. `ratio` is
+        the strategy's step time divided by the step time of bare training. `own_ms` is the time per
+        step that is spent neither on the gradient nor on the update. Rows of streamed averaging
+        contain the step time of blocking averaging. Rows of streamed averaging also contain the
+        step time of overlapped averaging. Overlapped averaging runs during the next `delay`
+        training steps. The row of streamed averaging also contains the time to transfer one
+        fragment of the weights. In the row of streamed averaging, `hidden` is the fraction of the
+        averaging time that overlapping hides. If `hidden` is 1, overlapped averaging adds no time
+        to a step.
     """
     experiment = Experiment(
         model="mlp",
@@ -94,8 +95,8 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Every second round times the kinds of steps in reverse order, so that no kind always
-            # follows the same kind.
+            # Every second round times the kinds of steps in reverse order. The reversal varies
+            # which kind of step precedes another kind.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
                 own[name].append(float(np.median(seconds)))
@@ -119,8 +120,8 @@ def _stretch(
 ) -> tuple[Sequence[float], list[float]]:
     """Return the seconds of each step, and its seconds apart from gradient and update.
 
-    The first step and the last step of the block are left out, because the last step also averages
-    the weights.
+    The result omits the first step and the last step of the block. The last step of a block also
+    averages the weights.
     """
     if way is None:
         return _bare(communicator, stage, STEPS)[1:-1], []

@@ -23,8 +23,7 @@ SIZES = (MIB, 4 * MIB, 16 * MIB)
 LARGEST = 2**34  # The constant LARGEST is the maximum size of a buffer in bytes.
 # The constant MOST limits both the number of repeats and the number of simulated ranks.
 MOST = 1024
-# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
-# repeat.
+# In one repeat, each algorithm runs for SLICE seconds with each buffer size.
 SLICE = 0.25
 
 
@@ -68,11 +67,11 @@ def measure(
             per algorithm and size.
 
     Returns: One row per algorithm and size. A row contains median, minimum and 90th percentile of
-        the repeats' medians, and p50 and p99 of all calls (ms). It also contains algbw and busbw
-        (bytes/s, defined as in nccl-tests), and `correct`. With an emulated network, a row also
-        contains the time by the closed formula, and the relative difference between measured and
-        computed time. Without an emulated network, a row contains the ratio of the algorithm's time
-        to the time of "mpi".
+        the repeats' medians in ms. A row also contains p50 and p99 of all calls in ms. It also
+        contains algbw and busbw (bytes/s, defined as in nccl-tests), and `correct`. With an
+        emulated network, a row also contains the time by the closed formula. A row then also
+        contains the relative difference between formula and measurement. Without an emulated
+        network, a row contains the ratio of the algorithm's time to the time of "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
@@ -145,8 +144,8 @@ def _row(case: CollectiveTiming, workers: int, network: Network | None, repeats:
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
         "calls": len(single),
         "algbw": algbw,
-        # The bus bandwidth `busbw` counts the bytes per link, so that results with different
-        # numbers of ranks are comparable.
+        # The bus bandwidth `busbw` counts the bytes per link. Values of `busbw` are comparable
+        # between different numbers of ranks.
         "busbw": algbw * 2 * (workers - 1) / workers,
         "correct": case.correct,
     }

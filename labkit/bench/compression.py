@@ -48,13 +48,13 @@ def measure(
     In each repeat, 5 calls of the compressor alternate with 5 copies of the vector. A first,
     untimed call of each operation compiles its functions. For a compressor without `encode`, the
     whole reduction of one rank is timed as "reduce". A compressor that works layer by layer
-    receives the layers of an MLP with 784 inputs, two hidden layers and 10 outputs.
+    receives the layers of an MLP. The MLP has 784 inputs, two hidden layers and 10 outputs.
 
     Args:
         compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
             fields. None selects all compressors without required fields.
-        elements: Number of elements of the vector. For a compressor that works layer by layer,
-            `elements` is the approximate total number of elements of the layers.
+        elements: Number of elements of the vector. With a layer-by-layer compressor, all layers
+            together have about `elements` elements.
         repeats: Number of rounds over all compressors.
 
     Returns:
@@ -183,13 +183,12 @@ class _Case:
         """Time each operation and a copy of the data, in alternation."""
         turns: dict[str, list[float]] = {what: [] for what in ("copy", *self.works)}
         for _ in range(CALLS):
-            # The time of a copy is a lower bound for the time of code that processes the same
-            # bytes.
+            # Code that processes the same bytes takes at least the time of a copy.
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))
-        # The time of an operation is divided by the time of a copy in the same repeat, because the
-        # machine's speed varies.
+        # Each operation's time is divided by a copy's time from the same repeat. The ratio removes
+        # the influence of the machine's varying speed.
         copy = float(np.median(turns.pop("copy")))
         for what, seconds in turns.items():
             median = float(np.median(seconds))

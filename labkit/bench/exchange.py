@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from labkit.exchange.comm_thread import Event
 
 KNOWN = CASES | WORD_CASES
-# The constant USUAL is the default schedule of the gradient exchange; the benchmark compares all
-# other schedules with it.
+# The constant USUAL is the default schedule of the gradient exchange. The benchmark compares all
+# other schedules with the default schedule.
 USUAL = AllReduce().schedule
-# The constant CHAIN is the number of overlapping steps in a timed chain; the last step completes
-# all updates.
+# The constant CHAIN is the number of overlapping steps in a timed chain. The last step of a chain
+# completes all updates.
 CHAIN = 10
 # The constant DENSE ends the names of schedules that average the gradients of an embedding as dense
 # tensors.
@@ -79,12 +79,12 @@ def measure(
 
     Returns: One row per case and kind of step ("local", "raw allreduce", or a schedule). Each row
         contains median, minimum and 90th percentile of the repeats' medians (ms). The row of a
-        schedule also contains the time that the schedule adds to the local step, and whether all
-        ranks have the same weights at the end. The row of any schedule except "sequential" contains
-        the time that the schedule saves compared with "sequential". `ideal_saving_ms` is the time
-        that an ideal link would save. An ideal link sends the same buckets in the best order
-        (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row with
-        sparse gradients (embedding rows). Each schedule of a word model also has a row for
+        schedule contains the schedule's additional time over a local step. The row also states
+        whether all ranks end with the same weights. The row of any schedule except "sequential"
+        contains the time that the schedule saves compared with "sequential". `ideal_saving_ms` is
+        the time that an ideal link would save. An ideal link sends the same buckets in the best
+        order (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row
+        with sparse gradients (embedding rows). Each schedule of a word model also has a row for
         gradients that are converted to dense tensors.
     """
     refuse_unknown("case", cases, KNOWN)
@@ -325,9 +325,9 @@ def breakdown_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield each phase of the breakdown: its name, and a row with its time and lower limit (ms).
 
-    The lower limit of a phase is the time that a simple copy, or an allreduce of all bytes, would
-    take. Packing may take less time than its lower limit, because a rank does not pack the elements
-    that it sums itself.
+    The lower limit for packing is the time of a simple copy. The lower limit for the sum is the
+    time of a full allreduce. Packing may take less time than its lower limit. A rank does not pack
+    the elements that it sums itself.
 
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.

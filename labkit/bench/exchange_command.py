@@ -109,7 +109,7 @@ def command(
             say(format_rows([_with_spread(row) for row in peer_rows], EXCHANGE | BESIDE))
         for remark in others.remarks:
             say(f"peer {remark}", err=True)
-        # The output file contains rows of labkit and of other frameworks; the field `peer` names
+        # The output file contains rows of labkit and of other frameworks. The field `peer` names
         # the framework of a row.
         rows += peer_rows
     write_rows(rows, file)

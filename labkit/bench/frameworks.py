@@ -67,11 +67,11 @@ def experiments(
 ) -> list[Experiment]:
     """Return experiments of each strategy kind, model and optimizer, with 20 steps in float64.
 
-    If a network is given, processes communicate over a real link that is limited to the network's
-    bandwidth (see `TFDistribute`). If no kinds are given, all kinds of `kinds_on` are used. Shards
-    of the batch have unequal numbers of rows. Parameter servers have one worker, because with one
-    worker they compute the same weights as one process. All kinds of strategies except parameter
-    servers have two workers.
+    With `network`, processes communicate over a real link of the network's bandwidth. See
+    `TFDistribute` for the rate-limited link between the processes. If no kinds are given, all kinds
+    of `kinds_on` are used. Shards of the batch have unequal numbers of rows. Parameter servers have
+    one worker, because with one worker they compute the same weights as one process. All kinds of
+    strategies except parameter servers have two workers.
 
     Raises:
         InvalidInput: A kind, case or optimizer is unknown.

@@ -27,16 +27,15 @@ from labkit.network import PRESETS, Network
 from labkit.schedules import ALLREDUCE, host_groups
 from labkit.simulate import Simulation, simulate
 
-# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
-# repeat.
+# In one repeat, each algorithm runs for SLICE seconds with each buffer size.
 SLICE = 0.25
 BASE = "ring"  # The constant BASE names the algorithm with which all other algorithms are compared.
 LARGE = 2**22  # The constant LARGE is the size in bytes of the message that measures the bandwidth.
 # The constants PINGS and FEW are the numbers of round trips with one-byte messages and with large
 # messages.
 PINGS, FEW = 200, 20
-# The constants BETWEEN and INSIDE are the network presets of the emulated links between hosts and
-# inside a host.
+# The constants BETWEEN and INSIDE are network presets for emulated links. BETWEEN describes links
+# between hosts, and INSIDE describes links inside a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
 # A full Ethernet frame carries PAYLOAD bytes of TCP payload, besides the headers and the TCP
 # timestamp.
@@ -74,19 +73,20 @@ def measure(
     Returns: The rows, and the network that the predictions assume. The assumed network is the
         emulated network, or has the latency and bandwidth that a ping-pong measured. A row contains
         the spread of the repeats' median call times (ms), `correct`, and `ratio`. `ratio` is the
-        ring's time divided by the algorithm's time. `link_bytes` is the number of bytes per call
-        that left the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes
-        per call that all ranks sent. If an algorithm has a schedule, its row also contains the
-        predictions of the simulator: `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`.
-        `other_mapping_ms` is the simulated time with the other assignment of ranks to hosts ("node"
-        instead of "slot", or "slot" instead of "node").
+        ring's time divided by the algorithm's time. `link_bytes` counts the bytes per call that
+        left the host of rank 0. For the algorithm "mpi", `link_bytes` is a lower bound.
+        `wire_bytes` is the number of bytes per call that all ranks sent. If an algorithm has a
+        schedule, its row also contains predictions by simulation. The simulator predicts
+        `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms` is the
+        simulated time with the other assignment of ranks to hosts. The two assignments of ranks to
+        hosts are "slot" and "node".
 
     Raises:
         InvalidInput: All ranks are on one host.
     """
     network = on.network or _measured(cluster)
-    # On an emulated network, only labkit's own algorithms are measured, because messages of the MPI
-    # library bypass the emulation.
+    # On an emulated network, only labkit's own algorithms are measured. Messages of the MPI library
+    # bypass the emulated network.
     if on.network:
         algorithms = [name for name in algorithms if name in ALLREDUCE]
     # The type checker does not know that `network.hosts` is a tuple.
@@ -197,8 +197,8 @@ class Sums:
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
         """Return median seconds per call, whether all sums are right, and sent bytes per call.
 
-        The byte counts per call are the bytes that left the host of rank 0, and the bytes sent by
-        all ranks.
+        The first byte count is the bytes that left the host of rank 0. The second byte count is the
+        bytes that all ranks sent.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:

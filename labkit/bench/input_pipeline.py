@@ -21,15 +21,15 @@ from labkit.records.timed_steps import INSIDE, SYNTHETIC, WAYS, FedStep, InputTr
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # A `Made` tuple contains an image or a batch, the classes, and the times (s) when their
-    # preparation starts and ends.
+    # A `Made` tuple contains an image or a batch, and the classes. A `Made` tuple also contains
+    # start and end of the preparation in seconds.
     Made: TypeAlias = "tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]"
     Records: TypeAlias = "tf.data.Dataset"
 
 SIDE = 28  # The constant SIDE is the width and height of a training image in pixels.
 MOST = 1024  # The constant MOST is the maximum value of each numeric option.
-# In each repeat, an input pipeline first runs untimed steps: one step per prefetched batch, and
-# WARM further steps.
+# In each repeat, an input pipeline first runs one untimed step per prefetched batch. The constant
+# WARM is the number of further untimed steps.
 WARM = 4
 
 
@@ -42,8 +42,8 @@ class Feeding:
         rows: Number of rows of the data set. The rows are written to a file as PNG images and read
             repeatedly.
         batch: Number of images per step.
-        enlarged: Width and height in pixels to which an image is enlarged before its center is
-            cropped; more pixels mean more preparation time.
+        enlarged: Width and height in pixels of the enlarged image before the crop. More pixels mean
+            more preparation time per image.
         calls: Number of batches that a parallel `map` of tf.data prepares concurrently.
         ahead: Number of batches to prefetch.
         widths: Numbers of units of the hidden layers.
@@ -122,8 +122,8 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         filled = _fill(ways["cache"], feeding)
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
-            # Every second repeat times the pipelines in reverse order, so that no pipeline always
-            # follows the same other pipeline.
+            # Every second repeat times the pipelines in reverse order. The reversal varies which
+            # pipeline precedes another pipeline.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
                 turn = _turn(ways[way], step, steps, _lead(feeding))
@@ -190,7 +190,7 @@ def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
     """Decode records; return images (batch, 784), classes (batch,), start time and end time."""
     import tensorflow as tf
 
-    # Control dependencies ensure that TensorFlow takes the first timestamp before all work, and the
+    # Control dependencies put the first timestamp before all work. Control dependencies put the
     # second timestamp after all work.
     with tf.control_dependencies([encoded]):
         start = tf.timestamp()
@@ -217,8 +217,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A function of type `Trains` runs a training step, and returns when (s) the batch's preparation
-# started and ended.
+# A function of type `Trains` runs one training step. A `Trains` function returns start and end of
+# the batch's preparation in seconds.
 Trains = Callable[..., tuple[float, float]]
 
 
@@ -281,8 +281,8 @@ def _turn(
         arrived = time.time()
         made_start, made_stop = train(*batch)
         stop = time.time()
-        # Batches from memory or from the cache were prepared before the timed steps, so their
-        # preparation times are NaN.
+        # Batches from memory or the cache are prepared before the timed steps. Preparation times of
+        # batches from memory or the cache are NaN.
         prepared = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
         times.append((requested, arrived, stop, *prepared))
     return times[lead:]

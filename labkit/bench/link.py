@@ -1,7 +1,7 @@
 """A comparison of the emulated network with a real link of equal rate and latency.
 
 The comparison measures allreduces, and pairs of messages that share the link. The module is also
-the program of the two ranks that send the two flows over the real link.
+the program of the two ranks on the real link. The two ranks send two flows over the real link.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
 Joined: TypeAlias = Callable[[int], AbstractContextManager[LinkedProcesses]]
 BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
-# The constant SLICE is the time in seconds that each algorithm gets for one buffer size in one
-# repeat.
+# In one repeat, each algorithm runs for SLICE seconds with each buffer size.
 SLICE = 0.5
 
 # A case consists of an algorithm, a buffer size in bytes, and a number of calls.
 SumCase: TypeAlias = tuple[str, int, int]
-# Each case in FLOWS contains the sizes of two network flows in bytes, and the delay of the second
-# flow. The delay of the second flow is a share of the time that the first flow takes alone.
+# Each case in FLOWS contains the sizes of two network flows in bytes. Each case in FLOWS also
+# contains the delay of the second flow. The delay of the second flow is a share of the time that
+# the first flow takes alone.
 FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
 # The constant WINDOW limits the bytes in flight on a TCP connection. The TCP window is several
 # times the link's bandwidth-delay product, but much smaller than a message.
@@ -69,9 +69,9 @@ def measure(
 
     The real link connects two network namespaces of this machine through `tbf` queues. Two
     processes at the ends of the real link execute the same schedules over TCP. The latency of the
-    emulated network is half the median round-trip time of one byte, measured on the real link. The
-    emulated network also has the payload rate of the real link: a full Ethernet frame of 1514 bytes
-    carries 1448 bytes of TCP payload.
+    emulated network is half the round-trip time of one byte. The median round-trip time is measured
+    on the real link. The emulated network also has the payload rate of the real link. A full
+    Ethernet frame of 1514 bytes carries 1448 bytes of TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
@@ -80,15 +80,15 @@ def measure(
         repeats: Number of repeats. Each repeat measures both links with all algorithms and sizes,
             and gives one median for each combination.
         joined: Function that takes the rate of a link in bits/s. `joined` returns a context manager
-            that starts two ranks at the ends of a link with the given rate; see
-            `labkit.bench.linked_ranks`.
+            that starts two ranks on a link. The link between the two ranks has the given rate. By
+            default, `joined` uses the program `labkit.bench.linked_ranks`.
 
     Returns:
         One row per rate, algorithm and size. A row contains median, minimum and maximum of the
-        repeats' medians: `median_ms` … for the real link, and `emulated_ms` … for the emulated
-        link. It also contains the time by the closed formula. Each row also contains `error`, with
-        its minimum and maximum over the repeats. `error` is the emulated time divided by the real
-        time, minus 1. Each row also contains `correct` and the properties of the link.
+        repeats' medians. The field `median_ms` describes the real link, and `emulated_ms` describes
+        the emulated link. It also contains the time by the closed formula. Each row also contains
+        `error`, with its minimum and maximum over the repeats. `error` is the emulated time divided
+        by the real time, minus 1. Each row also contains `correct` and the properties of the link.
 
     Raises:
         InvalidInput: A rate, size or algorithm is invalid.
@@ -216,8 +216,8 @@ def command(
     write_rows([*rows, *both], file)
 
 
-# A `FlowCase` contains the sizes of two network flows in bytes, and the delay of the second flow in
-# seconds.
+# A `FlowCase` contains the sizes of two network flows in bytes. A `FlowCase` also contains the
+# delay of the second flow in seconds.
 FlowCase = tuple[int, int, float]
 
 
@@ -231,8 +231,8 @@ def measure_flows(rates: Sequence[str], repeats: int = 5) -> list[Row]:
         rates: Rates of the link in bits/s, such as "100Mb".
         repeats: Number of rounds over both links and all cases.
 
-    Returns: One row per rate, case and flow. Its time is the time from the start of the first flow
-        to the end of the row's own flow.
+    Returns: One row per rate, case and flow. The time of a row begins with the start of the first
+        flow. The time of a row ends with the end of the row's flow.
 
     Raises:
         InvalidInput: A rate is invalid.

@@ -30,8 +30,8 @@ from labkit.schedules import ALLREDUCE
 END = 5.0  # labkit kills a process that has not ended after END seconds.
 T = TypeVar("T")
 PORT = 20000
-# The constant LIMIT is the maximum time in seconds without a transfer; after this time, labkit
-# raises an error.
+# The constant LIMIT is the maximum time in seconds without a transfer. After LIMIT seconds without
+# a transfer, labkit raises an error.
 LIMIT = 30.0
 LEAD = 3e-3  # The ranks agree on a start time that is LEAD seconds in the future.
 PINGS = 300
@@ -109,7 +109,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def linked_ranks(bits: int, program: str, flows: int = 1) -> Iterator[LinkedProcesses]:
-    """Start a module as two ranks at the ends of a new link; remove the link after their end."""
+    """Start two ranks on a new link, and remove the link at the end."""
     with rate_limited_link(bits, flows) as namespaces:
         run = [sys.executable, "-P", "-m", program]
         commands = [
@@ -154,7 +154,7 @@ class StreamWire:
     """A TCP connection with MPI-like calls: Isend, Irecv and a wait for all queued transfers.
 
     Sends and receives proceed concurrently. Tags are ignored, because each of the two ranks has
-    only one peer, and a TCP stream preserves the order of messages.
+    only one peer. A TCP stream preserves the order of messages.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -43,12 +43,11 @@ def measure(
 ) -> list[Row]:
     r"""Measure steps of one process, of n independent processes, and of a pipeline of n ranks.
 
-    Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
-    concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
-    \cdot \frac{T_1}{T_n}\), with the step times T₁ of one process and Tₙ of n concurrent processes.
-    In the upper bound of the speed-up, the first factor accounts for the pipeline bubble. In the
-    upper bound of the speed-up, the second factor accounts for the slowdown of processes that share
-    a machine.
+    Let T₁ be the step time of one process. Let Tₙ be the step time of n independent, concurrent
+    processes. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
+    \cdot \frac{T_1}{T_n}\). The bound uses the step times T₁ of one and Tₙ of n processes. In the
+    upper bound of the speed-up, the first factor accounts for the pipeline bubble. The second
+    factor of the speed-up bound accounts for processes that share a machine.
 
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.
@@ -61,8 +60,9 @@ def measure(
         repeats: Number of repeats of each measurement.
 
     Returns: One row per schedule and number of micro-batches. A row contains median, minimum and
-        90th percentile of the step time, and the median step time of one process (ms). Each row
-        also contains the speed-up, its upper bound, and the ratio of speed-up to bound.
+        90th percentile of the step time in ms. A row also contains the median step time of one
+        process in ms. Each row also contains the speed-up, its upper bound, and the ratio of
+        speed-up to bound.
     """
     # The benchmark supports only schedules that split a batch by rows and have one stage per rank.
     by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]

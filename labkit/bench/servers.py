@@ -35,8 +35,8 @@ EPOCH = 4  # The constant EPOCH is the number of steps of each worker while memo
 def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
     """Measure the virtual clock's event loop, and compare parameter servers with an allreduce.
 
-    The model is `mlp` in float32 with the layer widths of the benchmark case mlp-1024, and 64 rows
-    per worker.
+    The model `mlp` in float32 has the layer widths of benchmark case mlp-1024. Each worker has a
+    batch of 64 rows.
 
     Args:
         workers: Numbers of workers to simulate on the virtual clock with one asynchronous server.
@@ -46,11 +46,12 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
         repeats: Number of repeats of each measurement.
 
     Returns: Rows of the virtual clock contain the largest number of gradients in flight. They also
-        contain the event loop's time divided by the time of gradients and updates. The rows of the
-        virtual clock also contain the peak growth of memory after compilation, as a multiple of the
-        weights' bytes. Rows of the wall clock contain the time that servers add to a local step.
-        The rows of the wall clock also contain the time that a ring allreduce of the same bytes
-        adds, and the ratio of the two added times. Rows of a dedicated server compare asynchronous
+        contain the event loop's time divided by the time of gradients and updates. Rows of the
+        virtual clock also contain the peak memory growth after compilation. The memory growth is
+        given as a multiple of the weights' bytes. Rows of the wall clock contain the time that
+        servers add to a local step. Rows of the wall clock also contain the added time of a ring
+        allreduce. The ring allreduce sums the same bytes as the servers. Rows of the wall clock
+        also contain the ratio of both added times. Rows of a dedicated server compare asynchronous
         with synchronous steps.
     """
     rows = []
@@ -251,8 +252,8 @@ def _wall(
             own = shard.update(found)
 
     def serve(what: str) -> None:
-        # Without the barrier, a fast rank could send messages to a rank that still runs the
-        # previous block of steps.
+        # Without the barrier, a fast rank could send messages to a slow rank. The slow rank may
+        # still run the previous block of steps.
         communicator.barrier("a stretch with servers")
         own, strategy = stages[what], strategies[what]
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]

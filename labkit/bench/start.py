@@ -1,4 +1,4 @@
-"""A benchmark of startup times: of a notebook, of a second cell, and of a run in a sweep."""
+"""A benchmark of startup times of notebooks, second cells and sweep runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from labkit.strategies import AllReduce
 
 WORKERS = 2  # The constant WORKERS is the number of workers in the notebook tour.ipynb.
 IDLE = 600.0  # The constant IDLE is the time in seconds after which unused, prestarted ranks end.
-# The constant MEMBERS is the number of runs in a sweep; the first run is not counted, because it
-# starts the ranks.
+# The constant MEMBERS is the number of runs in a sweep. The first run of a sweep is not counted,
+# because it starts the ranks.
 MEMBERS = 5
 
 
@@ -46,7 +46,7 @@ def measure(
 
     Returns:
         One row per situation, with the waiting times in ms. "run" is the time of `labkit run`
-        without warm engines; "run, warm" is the time of the same command after `labkit prestart`.
+        without warm engines. "run, warm" is the time of `labkit run` after `labkit prestart`.
         "second cell" is the time of a second call of `Cluster.run`. It excludes the training time.
         "member" is the time of one notebook run in a sweep. It excludes the time that the
         notebook's cells take.

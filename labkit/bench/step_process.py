@@ -1,9 +1,9 @@
 """Training steps, timed and traced in processes with given thread counts and logical devices.
 
-TensorFlow fixes its thread counts and logical devices at its first computation, so every setting
-needs a separate process. One benchmark times steps with different numbers of intra-op and inter-op
-threads. Another benchmark traces three variants of a step: unchanged, with gated gradients, and
-split over two devices.
+TensorFlow fixes thread counts and logical devices at its first computation. Every setting of
+threads and devices therefore needs a separate process. One benchmark times steps with different
+numbers of intra-op and inter-op threads. Another benchmark traces three variants of a step:
+unchanged, with gated gradients, and split over two devices.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WARM = 3  # The constant WARM is the number of untimed steps before the timed st
 FRONT, BACK = "CPU:0", "CPU:1"
 MOST = 64  # The constant MOST limits the number of threads, and also the number of processes.
 DEVICES = 2
-# The constant DEEPEST is the maximum number of hidden layers, because more layers do not fit into
-# the animation.
+# The constant DEEPEST is the maximum number of hidden layers. More than DEEPEST hidden layers do
+# not fit into the animation.
 DEEPEST = 4
 
 
@@ -118,8 +118,8 @@ class SplitModel(BenchModel):
         import tensorflow as tf
 
         super().__init__(case, rank)
-        # The first device gets an even number of variables, so that a weight and its bias are not
-        # separated.
+        # The first device gets an even number of variables. A weight and its bias thus stay
+        # together on one device.
         self.cut = len(self.weights) // 4 * 2
         places = [FRONT] * self.cut + [BACK] * (len(self.weights) - self.cut)
         self.weights = [_on(place, each) for place, each in zip(places, self.weights, strict=True)]
@@ -262,8 +262,8 @@ def _sweep(
         for child in children.values():
             child.answer()
         for repeat in range(repeats):
-            # Every second repeat times the processes in reverse order, so that no process always
-            # follows the same other process.
+            # Every second repeat times the processes in reverse order. The reversal varies which
+            # process precedes another process.
             for threads in settings[:: -1 if repeat % 2 else 1]:
                 for case in cases:
                     seconds = children[threads].ask("take", case.name, steps)
@@ -282,8 +282,8 @@ def trace_variants(
 
     `plain` is the unchanged training step. The variant `gated` adds control dependencies, so that
     no variable changes before all gradients are computed. The variant `split` places the first half
-    of the layers on one logical device and the rest on another. Each operation of the graph runs on
-    one thread.
+    of the layers on one device. The other layers run on another logical device. Each operation of
+    the graph runs on one thread.
 
     Args:
         widths: Number of units of each hidden layer; there are 1 to 4 hidden layers.

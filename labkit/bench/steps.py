@@ -1,7 +1,7 @@
 """Training steps for benchmarks.
 
-The models are small and use plain variables, so that the overhead of a framework does not hide the
-cost of the exchange.
+The benchmark models are small and use plain variables. A framework's overhead would otherwise hide
+the cost of the gradient exchange.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model and a batch size: an MLP with hidden layers of `widths` units, or a CNN for ()."""
+    """A model and a batch size: an MLP, or a CNN for empty `widths`."""
 
     name: str
     widths: tuple[int, ...]

@@ -16,8 +16,8 @@ import numpy as np
 
 T = TypeVar("T")
 
-# A `Row` contains one measurement, with times in milliseconds, sizes in bytes, and shares from 0 to
-# 1 (see `head`).
+# A `Row` contains one measurement, with times in milliseconds and sizes in bytes. Shares in a `Row`
+# are numbers from 0 to 1.
 Row: TypeAlias = "dict[str, str | float | None]"
 WARM, STEPS = 10, 50
 # Successive steps of one kind take at most `TURN` seconds, in which the machine's speed hardly
@@ -145,16 +145,16 @@ def time_interleaved(
     step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
     before each step. A round runs 1, 2, 5 or 10 successive steps of each kind. Together, these
     steps take at most 0.2 s, unless a single step takes longer. Short steps run several times in
-    succession, because a single step would find the CPU caches filled by another kind of step.
-    Every second round runs the kinds of steps in reverse order.
+    succession. A single step would find the CPU caches filled by another kind of step. Every second
+    round runs the kinds of steps in reverse order.
 
     Args:
         steps: Step function of each kind; one kind is "local".
         meet: Function that waits until all ranks have called it (a barrier).
         gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
         repeats: Number of repeats; each repeat gives one value per kind of step.
-        counts: For each kind of step, the number of overlapping steps in one call; the time of a
-            call is divided by this number.
+        counts: For each kind of step, the number of overlapping steps per call. The time of a call
+            is divided by its number of steps.
     """
     for step in steps.values():
         for _ in range(WARM):
@@ -164,8 +164,8 @@ def time_interleaved(
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
-            # Every second round times the kinds of steps in reverse order, so that no kind always
-            # follows the same kind.
+            # Every second round times the kinds of steps in reverse order. The reversal varies
+            # which kind of step precedes another kind.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 calls = _turn(meet, steps[kind], length)
                 own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]

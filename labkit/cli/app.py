@@ -54,8 +54,8 @@ class OneLineErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
-            # The command prints each warning as one line without its source location, which does
-            # not help a command-line user.
+            # The command prints each warning on one line without its source location. The source
+            # location does not help a command-line user.
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = lambda message, *_: say(one_line(str(message)), err=True)
             try:
@@ -158,8 +158,8 @@ def run(
         values |= read_yaml(read_text(path), str(path))
     for text in texts:
         values |= read_yaml(text, "-y")
-    # The values of the option -p are added last, because they override the values of the options -y
-    # and -f.
+    # The values of the option -p override the options -y and -f. The values of the option -p are
+    # therefore added last.
     values |= dict(parameters)
     followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
@@ -173,8 +173,7 @@ def run(
 def list_runs(folder: Path) -> None:
     """List the jobs and runs of a folder.
 
-    The columns are state, duration, accuracy, samples/s, the result of the weight verification, and
-    the cause of a failure.
+    The columns are state, duration, accuracy, samples/s, weight verification, and cause of failure.
     """
     from labkit.jobs import listing
 
@@ -433,8 +432,8 @@ def _run_notebook(
     record = displayed_path(job.path / "output.ipynb")
     message = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
     say(f"labkit: {message}", err=True)
-    # If a notebook cell raises the error InvalidInput, the command exits with code 2, as for an
-    # invalid option.
+    # If a notebook cell raises InvalidInput, the command exits with code 2. An invalid option also
+    # causes exit code 2.
     refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
     sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 

@@ -69,8 +69,9 @@ def calibrate(
     """Measure this machine for `labkit forecast`.
 
     The command measures the times of training steps, messages and compressors. Each MODEL is the
-    name of a model, or an experiment's YAML file with model, data set, precision and optimizer. The
-    option -p sets a field of all these experiments: labkit calibrate mlp cnn -p dataset mnist
+    name of a model, or an experiment's YAML file. An experiment's YAML file contains model, data
+    set, precision and optimizer. The option -p sets a field of all these experiments: labkit
+    calibrate mlp cnn -p dataset mnist
 
     If an experiment has several workers, whole steps of its strategy are measured as well. The
     results are added to the stored calibration of this machine and its software versions.

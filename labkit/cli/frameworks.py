@@ -21,8 +21,8 @@ from labkit.frameworks.tf_config import (
 def frameworks() -> None:
     """Install other frameworks for comparisons with labkit.
 
-    Use a framework in a notebook as lk.ExternalFramework(NAME), or on the command line by labkit
-    bench exchange --peer NAME.
+    In a notebook, use a framework as lk.ExternalFramework(NAME). On the command line, use a
+    framework by labkit bench exchange --peer NAME.
     """
 
 
@@ -42,11 +42,12 @@ def list_peers() -> None:
 def setup(name: str) -> None:
     """Install a framework into its own Python environment.
 
-    The packages come from the Python package index. labkit creates the environment in the user's
-    data folder, or in the folder that the variable LABKIT_PEERS names. The frameworks ddp and fsdp
-    share one installation of PyTorch, which needs 5 GB of disk. With UV_TORCH_BACKEND=cpu, the
-    installation has no GPU packages. The environment with JAX needs 500 MB of disk. Horovod is
-    compiled, which takes some minutes and requires cmake and a compiler.
+    The framework's packages come from the Python package index. The command creates the environment
+    in the user's data folder. The variable LABKIT_PEERS can name another folder for the
+    environment. The frameworks ddp and fsdp share one installation of PyTorch, which needs 5 GB of
+    disk. With UV_TORCH_BACKEND=cpu, the installation has no GPU packages. The environment with JAX
+    needs 500 MB of disk. Horovod is compiled, which takes some minutes and requires cmake and a
+    compiler.
     """
     found = set_up(name, say)
     say(f"{name}: {found.version} {found.python}")

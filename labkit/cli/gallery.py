@@ -52,9 +52,10 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 
     The site has one page per notebook. The site's index page shows a question, an answer and a
     picture for each notebook. If the command was interrupted, start it again. It then skips the
-    notebooks that have been executed. With --check, each notebook runs several times: with each set
-    of values in the file check.yaml of its folder. The command then compares the claims in the
-    notebook's text with the tables, figures and records of the run.
+    notebooks that have been executed. With --check, each notebook runs once for each set of values.
+    The file check.yaml in the notebook's folder contains the sets of values. The command then
+    compares the claims in the notebook's text with the results. The results are the tables, figures
+    and records of the run.
     """
     from labkit.jobs.gallery import gallery as write_gallery
     from labkit.jobs.gallery import select_notebooks

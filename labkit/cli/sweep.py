@@ -293,8 +293,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     from labkit.jobs.sweep.trials import Trials
     from labkit.records import folders, store
 
-    # The states of the notebook runs are read under the lock, because another process may execute
-    # the same sweep.
+    # The code reads the states of the notebook runs under the lock. Another process may execute the
+    # same sweep.
     with manifest.owned(folder), folders.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
@@ -306,8 +306,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # If an earlier command submitted this sweep to Slurm, tasks of the sweep's job array may
-        # still be queued.
+        # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
+        # array may still be queued.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
         check_ended(unended, (query_elements(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None

@@ -35,8 +35,7 @@ Ts = TypeVarTuple("Ts")
 POLL_INTERVAL = 0.05  # seconds
 # The expression `_LATE` matches messages of the error WaitTooLong.
 _LATE = re.compile(r": rank (\d+) is in ")
-# The constant HOST_LOST_GRACE is the time in seconds that labkit waits for other ranks after a host
-# has failed.
+# After a host has failed, labkit waits HOST_LOST_GRACE seconds for other ranks.
 HOST_LOST_GRACE = 0.3
 # The expression `_DIED` matches messages of the error RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
@@ -95,8 +94,8 @@ class RankError(LabkitError):
 class Refused(RankError, InvalidInput):
     """Raised when ranks reject input that only they can check, such as the layers of a model.
 
-    The error repeats the message of the ranks, so that it reads like an error raised before the
-    ranks start.
+    The error repeats the message of the ranks. The error reads like an error from before the start
+    of the ranks.
     """
 
 
@@ -156,8 +155,8 @@ class PendingCalls:
     def first_failure(self) -> int | None:
         """Return the rank that failed first, or None; ranks that only report failures come last.
 
-        In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
-        ranks may continue without it.
+        In a fault-tolerant cluster, a dead rank does not count as failed. The surviving ranks may
+        continue without the dead rank.
         """
         failed = [
             rank
@@ -189,8 +188,8 @@ class PendingCalls:
         return self._cluster.state()["pid"] == self._keeper
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
-        # Receive times are compared as text, because the result of a lost engine has None instead
-        # of a time. In the order of failures, a rank that only reports another rank's failure comes
+        # The code compares receive times as text. The result of a lost engine has None instead of a
+        # time. In the order of failures, a rank that only reports another rank's failure comes
         # last.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
@@ -223,13 +222,14 @@ class Calls(PendingCalls, Generic[T]):
 
         from labkit.worker.work import main
 
-        # labkit itself pickles the task, because ipyparallel would pickle it for each engine, and
-        # refer to modules that engines lack.
+        # Instead of ipyparallel, labkit itself pickles the task. The library ipyparallel would
+        # pickle the task again for each engine. A pickle by ipyparallel would refer to modules that
+        # engines lack.
         task = cloudpickle.dumps(
             {
                 # The function is a separate pickle inside the pickled task. A rank unpickles the
-                # function after it has joined the other ranks. labkit reports an error during
-                # unpickling of the function like an error that the function raises.
+                # function after it has joined the other ranks. A failure to unpickle the function
+                # counts as an error of the function.
                 "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
@@ -245,8 +245,8 @@ class Calls(PendingCalls, Generic[T]):
                 **extra,
             }
         )
-        # Processes that share a cluster use its ranks one after another, so that each call has all
-        # its ranks at once.
+        # Processes that share a cluster use its ranks one after another. Each call needs all its
+        # ranks at the same time.
         self._turn, self._closed = Turn(cluster.folder), False
         # The set `_silent` contains ranks that wait forever for dead ranks.
         self._silent: set[int] = set()
@@ -255,8 +255,8 @@ class Calls(PendingCalls, Generic[T]):
         try:
             if dead := cluster.state()["dead"]:  # Ranks may have died between two calls.
                 cluster.rebuild(dead)
-            # The property `client` is read after the wait for free ranks, because the engines may
-            # restart during this wait.
+            # The engines may restart while this process waits for free ranks. The property `client`
+            # is therefore read after the wait.
             client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -276,10 +276,10 @@ class Calls(PendingCalls, Generic[T]):
             time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # labkit waits for the other ranks of a failed call, because their tracebacks
-                # explain more than a kill would. A lost host sends no traceback, so labkit waits
-                # less long for the other ranks. The generator `wait_polling` yields control
-                # repeatedly, so that a user can still stop the run.
+                # After a rank's call has failed, labkit waits for the other ranks. The tracebacks
+                # of the other ranks explain more than a kill would. A lost host sends no traceback,
+                # so labkit waits less long for the other ranks. The generator `wait_polling` yields
+                # control repeatedly, so that a user can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )
@@ -292,8 +292,8 @@ class Calls(PendingCalls, Generic[T]):
     def _leave_silent(self) -> None:
         """Treat ranks as dead if they still run long after another rank has returned.
 
-        If a rank dies in the last exchange, some ranks may not notice the death and would wait
-        forever.
+        If a rank dies in the last exchange, other ranks may not notice. A rank that does not notice
+        the death would wait forever.
         """
         if self._ended_at == math.inf and any(map(_has_succeeded, self._calls)) and self.dead():
             self._ended_at = time.monotonic()
@@ -333,8 +333,8 @@ class Calls(PendingCalls, Generic[T]):
         """Yield new messages of the ranks, as `labkit.worker.work` sends them.
 
         Args:
-            wait: Whether to wait for messages that a rank sent before its end, and that are still
-                on the way.
+            wait: Whether to wait for messages that are still on the way. Messages may arrive after
+                the end of the rank that sent them.
         """
         dead = self.dead()
         for rank, call in enumerate(self._calls):

@@ -68,9 +68,9 @@ class Cluster:
         Cluster(workers=4, nodes=2)                a Slurm job, from a login node or inside a job
 
     With several hosts, ipyparallel's controller listens on one address of this machine, encrypted
-    by CurveZMQ. Python and labkit must have the same path on all hosts. The hosts need not see the
-    caller's folder: each call sends the folder's modules and packages, but no data files. Options
-    that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
+    by CurveZMQ. Python and labkit must have the same path on all hosts. The hosts need no access to
+    the caller's folder. Each call sends the folder's modules and packages, but no data files.
+    Options that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
     LABKIT_NODES, LABKIT_AGENT and LABKIT_SLURM. With the environment variables, the same notebook
     runs on one machine or on many.
 
@@ -78,14 +78,14 @@ class Cluster:
         workers: Number of ranks without spares. The default is 2. With `hosts`, the default is one
             rank for each slot of the hosts.
         threads: Number of TensorFlow threads of each rank, which is fixed when an engine starts.
-        name: Name of the cluster. The default name depends on the numbers of ranks and threads, the
-            interpreter, the versions of labkit and TensorFlow, and the environment of the engines.
-            All notebook runs of a sweep share one default name, which differs from that of other
-            clusters. A cluster claims warm engines of its name, which `labkit prestart` has started
-            in advance.
-        timeout: Seconds that a rank waits for another rank before it raises an error with the
-            status of each rank; default: 600. All other deadlines follow from `timeout`, see
-            `labkit.common.timeouts`.
+        name: Name of the cluster. The default name depends on the numbers of ranks and threads. The
+            default name also depends on the interpreter and the engines' environment. The versions
+            of labkit and TensorFlow also change the default name. All notebook runs of a sweep
+            share one default name, which differs from that of other clusters. A cluster claims warm
+            engines of its name, which `labkit prestart` has started in advance.
+        timeout: Maximum time in seconds that a rank waits for another rank. After the timeout, the
+            rank raises an error with each rank's status. The default value of `timeout` is 600
+            seconds. All other deadlines follow from `timeout`, see `labkit.common.timeouts`.
         hosts: Names of hosts with the number of ranks of each, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
         nodes: Number of Slurm nodes. Inside a Slurm job, the default is the number of the job's
@@ -99,16 +99,16 @@ class Cluster:
             next call has all ranks again.
         spares: Number of further ranks, which replace ranks that die during training. After a spare
             rank replaces a dead rank, the number of replicas is the same as before. A model that is
-            split over ranks continues from copies of its weights in the memory of neighbouring
-            ranks.
+            split over ranks continues from copies of its weights. Neighbouring ranks store the
+            copies of the weights in memory.
         trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
             and without a key. If `trusted_network` is True, every user of the network can start
             programs as you. Set `trusted_network` where labkit cannot bind mpiexec to loopback: on
             macOS, and in containers without pidfd_getfd. The environment variable
             LABKIT_TRUSTED_NETWORK=1 has the same effect as `trusted_network=True`.
-        oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
-            than fit into its free memory. labkit assumes 0.7 GiB per rank. More ranks than fit into
-            the machine's total memory are always refused.
+        oversubscribe: Whether the number of ranks may exceed the limits of this machine. The limits
+            are 8 ranks per core and the free memory. By assumption, each rank needs 0.7 GiB of
+            memory. More ranks than fit into the machine's total memory are always refused.
         more: Further options of the start, see `labkit.cluster.start.Start`. `launch_command` is
             "mpiexec" or "srun", which starts ranks in a job. `map_by="slot"` fills one host after
             the other; "node" assigns ranks to hosts round-robin. `options` are arguments of salloc
@@ -116,10 +116,10 @@ class Cluster:
             hosts reach this machine.
 
     Raises:
-        InvalidInput: A value is invalid, the machine has too few cores or too little memory, or a
-            running cluster of this name is too small.
-        LabkitError: The engines did not start, or do not form one MPI world on the requested hosts;
-            the message ends with their output.
+        InvalidInput: A value is invalid, or cores or memory are not sufficient. The error also
+            occurs if a running cluster of this name is too small.
+        LabkitError: The engines do not form one MPI world on the requested hosts. The error message
+            ends with the output of the engines.
     """
 
     @named_arguments(*FURTHER)
@@ -281,14 +281,14 @@ class Cluster:
                 ranks.
             show: Whether to show progress: a line in a terminal, a panel with a stop button in
                 JupyterLab.
-            checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
-                such as "30s"; None: no checkpoints.
+            checkpoint: Interval between checkpoints, as a `Checkpoint`, a number of steps, or
+                "30s". With the value None, the run writes no checkpoints.
             resume: If True, continue the newest interrupted or failed run of the same experiment
                 from its checkpoint. The record is the same, and the results are bit-identical. If
                 no run of the experiment can be continued, start a new run. If `resume` is a run or
-                its folder, start a new run with the weights, optimizer state and data position of
-                the given run. The new run may have any number of workers and any split of the
-                model.
+                its folder, start a new run. The new run takes weights, optimizer state and data
+                position from the given run. The new run may have any number of workers and any
+                split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -404,7 +404,7 @@ class Cluster:
             RankError: A rank failed. When `RankError` is raised, the call has also ended on the
                 ranks that waited for the failed rank.
         """
-        # A call may use fewer ranks than the cluster has, so that one cluster serves experiments of
+        # A call may use fewer ranks than the cluster has. One cluster can thus serve experiments of
         # several sizes.
         count = self.workers if ranks is None else ranks
         if not 1 <= count <= self.workers:
@@ -448,8 +448,8 @@ class Cluster:
             Outputs of shape (rows, …) as a NumPy array, or a nest of arrays.
 
         Raises:
-            InvalidInput: The strategy cannot divide this model by this number of ranks, or x does
-                not fit the model.
+            InvalidInput: The strategy cannot divide this model by this number of ranks. The error
+                also occurs if `x` does not fit the model.
             RankError: A rank failed.
         """
         plan = plan_prediction(run, strategy, workers, self.workers)

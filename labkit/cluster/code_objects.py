@@ -2,8 +2,8 @@
 
 TensorFlow stores the call stack of each graph operation until the process ends. It stores equal
 stacks only once. A call stack consists of Python code objects. Without interning, each call would
-create new code objects. The new objects would be the code of functions that are pickled by value,
-and of the line with which ipyparallel calls a function.
+create new code objects. The new code objects belong to functions that are pickled by value. Another
+new code object is the line with which ipyparallel calls a function.
 """
 
 from __future__ import annotations

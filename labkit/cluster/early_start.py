@@ -3,8 +3,8 @@
     python -m labkit.cluster.early_start FOLDER START
 
 The module starts the cluster that the notebook will need. It works like `labkit prestart`, but
-starts engines only once. The process keeps the cluster alive until the notebook claims it, or until
-the standard input of the process closes.
+starts engines only once. The process keeps the cluster alive until the notebook claims the cluster.
+The process also releases the cluster when its standard input closes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # The starter process runs in the cluster's folder, because this folder contains no Python
-        # modules to import by mistake.
+        # The starter process runs in the cluster's folder. The cluster's folder contains no Python
+        # modules that a process could import by mistake.
         cwd=folder,
         env=inherited(),
         start_new_session=True,

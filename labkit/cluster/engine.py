@@ -3,10 +3,10 @@
     python -m labkit.cluster.engine engine|guest|controller [arguments of ipyparallel]
     python -m labkit.cluster.engine command WORDS...
 
-A guest is an engine on another host, where the lock file of the keeper process cannot be seen. A
+A guest is an engine on another host. A guest cannot see the lock file of the keeper process. A
 guest exits when it cannot reach the controller, because the controller ends when the keeper process
-ends. The role `command` is a process on the host of the keeper process; it starts the guests
-through ssh or Slurm.
+ends. The role `command` is a process on the host of the keeper process. A process with the role
+`command` starts guests through ssh or Slurm.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ POLL_INTERVAL = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"
 # The constant ENDS is the time in seconds that mpiexec or srun may take to end its processes.
 ENDS = 30.0
-# A guest (an engine that may run on another host) waits UNREACHED seconds for the controller,
-# because a link may recover.
+# A guest is an engine that may run on another host. A guest waits UNREACHED seconds for the
+# controller, because a link may recover.
 UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
@@ -69,8 +69,8 @@ def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]
     """Return two commands: one starts the ranks, and the other is the command of each rank."""
     if is_local:
         return [*words], [*THROTTLED_COMMAND, "engine"]
-    # Engines on several hosts do not get the variable LABKIT_KEEPER, by which the supervising
-    # process finds processes on its own host.
+    # Engines on several hosts do not get the variable LABKIT_KEEPER. The supervising process uses
+    # LABKIT_KEEPER to find processes on its own host.
     return [*ENGINE_COMMAND, "command", *words], ["env", "-u", KEEPER, *ENGINE_COMMAND, "guest"]
 
 
@@ -166,8 +166,8 @@ if __name__ == "__main__":
     role = sys.argv.pop(1)
     if role == "command":
         code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
-        # The process ends by the signal that ended its child, so that the supervising process can
-        # report the signal.
+        # The process ends by the signal that ended its child process. The supervising process can
+        # thus report the signal.
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)

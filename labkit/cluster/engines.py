@@ -57,14 +57,14 @@ class LocalEngines:
             self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
         ):
             # This process acquires a lease on the cluster before it checks whether the engines have
-            # ended. While a process holds a lease on a cluster, the supervising process does not
-            # end the engines as unused.
+            # ended. A lease on a cluster keeps the cluster's engines running. The supervising
+            # process ends engines as unused if no process holds a lease.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)
             if self.how_ended() is not None:
-                # Cores and memory are checked only at the first start, because a restart must not
-                # fail on a busy machine.
+                # Cores and memory are checked only at the first start. A restart must not fail on a
+                # busy machine.
                 if not self._fits:
                     check_ranks(self.how.ranks_here, self.oversubscribe)
                 self.how.check_hosts()
@@ -138,15 +138,15 @@ class RemoteEngines:
     """Engines of another machine's cluster; they run while the other machine uses them.
 
     Calls from different processes of this machine run one after another. Only one machine at a time
-    may use the ranks, because labkit does not coordinate calls from several machines.
+    may use the ranks. Calls from several machines are not coordinated by labkit.
 
     Args:
         file: The file `cluster.attach_file`, or a copy of this file; it contains the keys of the
             cluster.
 
     Raises:
-        InvalidInput: The file is invalid, was written by another version of labkit, or can be
-            modified by other users.
+        InvalidInput: The file is invalid or comes from another version of labkit. The error also
+            occurs if other users can modify the file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -167,8 +167,9 @@ class RemoteEngines:
                 f"{file.name} is not an attach file; give the path that cluster.attach_file "
                 "returns, or a copy of that file"
             ) from None
-        # Engines reply with pickles, which can execute code. An attacker who can modify the attach
-        # file could redirect this process to engines whose pickles execute malicious code.
+        # Engines reply with pickles, which can execute code. An attacker could redirect this
+        # process by a modified attach file. Pickles from the attacker's engines could execute
+        # malicious code.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise InvalidInput(
                 f"other users may write {file.name}, and could redirect you to their engines; "

@@ -3,9 +3,10 @@
     python -m labkit.cluster.keeper FOLDER START [warm]
 
 The keeper process ends the cluster when no process holds a lease on the cluster. The keeper process
-is the parent of all processes of the cluster, so no process is left when the keeper process has
-ended. Engines and controller also exit by themselves when the keeper process is killed. The keeper
-process records which process has ended and why, so that calls on the ranks can report the cause.
+is the parent of all processes of the cluster. When the keeper process has ended, no process of the
+cluster is left. Engines and controller also exit by themselves when the keeper process is killed.
+The keeper process records which process has ended and why. Calls on the ranks can thus report the
+cause.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ BEAT = 0.5
 # The constant GIVEN_UP is the time in seconds without a heartbeat after which an engine counts as
 # lost.
 GIVEN_UP = 60.0
-# The constant TRIES is the maximum number of start attempts; an attempt fails if another program
+# The constant TRIES is the maximum number of start attempts. An attempt fails if another program
 # takes its port.
 TRIES = 5
 # The constant DEAF is the error text that mpiexec prints if session files exist under its process
@@ -77,8 +78,8 @@ OPEN = (
 # socket.
 LISTENS = 1.0
 FEW = 5  # The constant FEW is the maximum number of nodes that an error message lists.
-# Before mpiexec exits with code 213, it prints the cause, but this output may be lost on a busy
-# machine.
+# Before mpiexec exits with code 213, it prints the cause. On a busy machine, the output of mpiexec
+# may be lost.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
@@ -151,25 +152,26 @@ class ClusterKeeper:
         self._starting: set[psutil.Process] = set()
         self._counted = 0.0  # `_counted` is the time of the last search for new rank processes.
         # The keeper process finds its Slurm job by the job name in the file `job`. The keeper
-        # process does not know the number of its Slurm job if the Slurm command or an earlier
-        # keeper process was killed.
+        # process may not know the number of its Slurm job. The job number is lost with a killed
+        # Slurm command or keeper process.
         name = folder / "job"
         if not name.exists():
-            # The job name contains no commas or other special characters, because Slurm splits
-            # lists of job names at commas.
+            # The job name contains no commas or other special characters. Slurm splits lists of job
+            # names at commas.
             label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
-        # `is_given_up` becomes True if no process waits for the cluster's start any longer, or if
-        # the start takes too long.
+        # `is_given_up` becomes True if no process waits for the cluster's start any longer.
+        # `is_given_up` also becomes True if the start takes too long.
         self.is_given_up = False
         self.waits = False  # `waits` is True while the Slurm job of the ranks is in the queue.
         self._queried_at = time.monotonic()
 
     def start(self) -> None:
         """Start the controller and the engines, and write cluster.json when all are registered."""
-        # The keeper process itself sets variables for the ranks, because ranks inherit its
-        # environment and TensorFlow reads the variables on import.
+        # The keeper process itself sets the environment variables of the ranks. The ranks inherit
+        # the environment of the keeper process. TensorFlow reads its environment variables on
+        # import.
         variables = self.how.environment(self._job)
         os.environ.update(variables)
         self.sessions.mkdir(mode=0o700, exist_ok=True)
@@ -207,8 +209,8 @@ class ClusterKeeper:
         # The folder `profile` may contain connection files of a killed controller, which are no
         # longer valid.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
-        # Each attempt creates the folder of mpiexec's session files again, because `stop` removes
-        # the folder after a failed attempt.
+        # Each start attempt creates the folder of mpiexec's session files again. After a failed
+        # attempt, `stop` removes the folder of session files.
         self.sessions.mkdir(mode=0o700, exist_ok=True)
         self.cluster = ipp.Cluster(
             n=self.ranks,
@@ -250,8 +252,8 @@ class ClusterKeeper:
             time.sleep(0.05)
         # The ranks may have opened further sockets since the last call of `_confine`.
         self._confine()
-        # The ranks report their host and process id during the start, because a later client may
-        # find the ranks busy.
+        # The ranks report their host and process id during the start. A later client may find the
+        # ranks busy.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
             # The function `prepare` is pickled by name, so each engine imports the function's
@@ -303,11 +305,11 @@ class ClusterKeeper:
             return True
         try:
             mpiexec = self._mpiexec()
-            # If all ranks are on one host, no daemon connects to mpiexec, so labkit may drop all
-            # packets to mpiexec's sockets.
+            # If all ranks are on one host, no daemon connects to mpiexec. For ranks on one host,
+            # labkit may drop all packets to mpiexec's sockets.
             confined = confine(mpiexec, patience, drop_packets=True)
-            # Descendants of mpiexec may also listen on TCP sockets: the ranks, and the real mpiexec
-            # below a wrapper script.
+            # Descendants of mpiexec may also listen on TCP sockets. Descendants of mpiexec are the
+            # ranks, and the real mpiexec below a wrapper script.
             for process in mpiexec.children(recursive=True):
                 confine(process)
             return confined
@@ -380,8 +382,8 @@ class ClusterKeeper:
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
             # The cluster ends only if the keeper process has found no lease during two poll
-            # intervals. When a notebook cell recreates its cluster, the old lease on the cluster
-            # ends before the new lease begins.
+            # intervals. When a notebook cell recreates its cluster, the old lease ends first. The
+            # new lease on the cluster begins later.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
                 return End("no process uses the cluster")
 
@@ -431,7 +433,7 @@ class ClusterKeeper:
         end = time.monotonic() + DONE
         while True:
             jobs = self.how.queue().jobs(name=self._job)
-            # Only the last Slurm job with this name counts, because earlier jobs belong to failed
+            # Only the last Slurm job with this name counts. Earlier Slurm jobs belong to failed
             # attempts to start the cluster.
             if not jobs or jobs[-1].has_ended or time.monotonic() > end:
                 return jobs[-1] if jobs else None
@@ -491,8 +493,8 @@ class ClusterKeeper:
     def _cancel(self) -> None:
         try:
             self.how.queue().cancel(name=self._job)
-        # If the cancellation of the Slurm job fails, the engines cancel their job when they lose
-        # the connection to the controller.
+        # The cancellation of the Slurm job may fail. The engines cancel their Slurm job when they
+        # lose the connection to the controller.
         except LabkitError as error:
             print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
@@ -509,8 +511,8 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     """Wait at a barrier, unlink shared-memory files, and return (rank, size, pid, host).
 
     An unlinked shared-memory file disappears when the last process that maps it ends, even by a
-    crash. A guest (an engine on another host) also removes its profile folder, because only its
-    start needs the folder.
+    crash. A guest (an engine on another host) also removes its profile folder. Only the start of a
+    guest needs the profile folder.
     """
     import os
     import shutil
@@ -556,8 +558,8 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main(folder: Path, launch_options: Start, warms: bool) -> None:
     """Run the keeper process of a cluster until no process needs the cluster."""
     lock = Lock(folder / "keeper.lock")
-    # A process that only tests the lock holds the lock for a moment, so the keeper process tries
-    # repeatedly.
+    # A process that only tests the lock holds the lock for a moment. The keeper process therefore
+    # tries repeatedly to acquire the lock.
     tries = 0
     while not lock.acquire():
         tries += 1
@@ -586,8 +588,8 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         keeper.start()
         started.set()
-    # The cleanup after a failed start needs no start lock, because the process that waits for the
-    # start holds it.
+    # The cleanup after a failed start needs no start lock. The process that waits for the start
+    # holds the start lock.
     except BaseException as error:
         end(_end_of(error))
         clear(folder)

@@ -30,11 +30,11 @@ QUIET = 60.0  # In a log, lines about the same wait are at least 60 s (QUIET) ap
 START_LIMIT = 300.0
 # The files in `OUTLIVE` remain in a cluster's folder after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
-# While a cluster's folder contains the file `unsettled`, no process has claimed the engines that
-# `labkit prestart` has started.
+# The file `unsettled` in a cluster's folder marks unclaimed engines. The command `labkit prestart`
+# starts engines before a process claims the engines.
 UNSETTLED = "unsettled"
-# If the message of a keeper process begins with "refused: ", another attempt to start the cluster
-# would fail, too.
+# The prefix "refused: " marks a refusal in the message of a keeper process. After a refusal,
+# another attempt to start the cluster would also fail.
 REFUSED = "refused: "
 
 
@@ -58,17 +58,17 @@ class ClusterState(TypedDict):
     dead: list[int]
     how: str  # `how` contains the launch options (class `Start`) as JSON text.
     pid: int | None  # `pid` is the id of the keeper process, which starts and ends the cluster.
-    # `warm` is the number of seconds that the start of warm engines took, or None if the engines
-    # are not warm.
+    # `warm` is the number of seconds that the start of warm engines took. If the engines are not
+    # warm, `warm` is None.
     warm: float | None
 
 
 def state(folder: Path) -> ClusterState:
     """Return the cluster state that the keeper process has last written to `folder`."""
     try:
-        # `state` does not check the schema version of cluster.json, because only the same version
-        # of labkit can have written the file. The name of the cluster's folder contains a hash of
-        # labkit's source.
+        # `state` does not check the schema version of cluster.json. Only the same version of labkit
+        # can have written the file cluster.json. The name of the cluster's folder contains a hash
+        # of labkit's source.
         record: ClusterState = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return ClusterState(
@@ -96,13 +96,12 @@ def is_up(folder: Path) -> bool:
 def end(folder: Path) -> End | None:
     """Return how the cluster in `folder` has ended, or None while it is running.
 
-    When a cluster ends, its keeper process writes the cause into the state (cluster.json). If the
-    lock of the keeper process is free, but the state contains no cause, the keeper process was
-    killed.
+    When a cluster ends, its keeper process writes the cause into the state (cluster.json). A free
+    lock without a recorded cause means that the keeper process was killed.
     """
     has_keeper = is_held(folder / "keeper.lock")
-    # `end` reads the state after it tests the lock, because a keeper process writes the state
-    # before it releases the lock.
+    # `end` reads the state after it tests the lock. A keeper process writes the state before it
+    # releases the lock.
     record = state(folder)
     if record["state"] == "ended":
         return End(record["message"], record["rank"], record["signal"])
@@ -128,9 +127,9 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # Another process may have begun to start the cluster and then stopped waiting, so `launch`
-        # waits for the same start. If the keeper process is ending its cluster, `launch` waits
-        # until the keeper process has ended.
+        # Another process may have begun to start the cluster and then stopped waiting. The function
+        # `launch` waits for the start that the other process began. If the keeper process is ending
+        # its cluster, `launch` waits until the keeper process has ended.
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
@@ -156,8 +155,8 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             # engines.
             start_new_session=True,
         )
-    # If an earlier keeper process holds the lock, the new keeper process exits, and `launch` waits
-    # for the earlier process.
+    # If an earlier keeper process holds the lock, the new keeper process exits. The function
+    # `launch` then waits for the earlier keeper process.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -173,8 +172,8 @@ def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
         if waits_for:
             begin = time.monotonic()
         ticker.tick(waits_for)
-        # `continues` returns False when the keeper process has ended, so `_wait` does not wait
-        # until the time limit START_LIMIT.
+        # `continues` returns False when the keeper process has ended. The function `_wait` then
+        # returns before the time limit START_LIMIT.
         if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
@@ -248,8 +247,8 @@ def _holders(processes: list[int]) -> str:
 def leases(folder: Path) -> list[int]:
     """Return the pids of the processes that hold leases on a cluster, without sweeps.
 
-    The pids are read from file names, because opening and closing a lock file would release this
-    process's own lock.
+    The function reads the process ids from file names. A process that closes a lock file would
+    release its own lock.
     """
     names = [path.name.partition("-")[0] for path in (folder / "leases").glob("*-*")]
     return sorted({int(name) for name in names if name.isdecimal()})
@@ -261,8 +260,8 @@ class _Ticker:
     def __init__(self, label: str) -> None:
         self.label, self.begin = label, time.monotonic()
         self.visible, self.reason, self.printed_at = sys.stderr.isatty(), "", -QUIET
-        # A log shows each update of a line as another line, so labkit prints the label only once in
-        # a log.
+        # A log shows each update of a line as another line. In a log, labkit therefore prints the
+        # label only once.
         if not self.visible:
             print(label, end=" … ", file=sys.stderr, flush=True)
 
@@ -284,6 +283,6 @@ class _Ticker:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that is not blank, or "no output" if all lines are blank."""
+    """Return the last nonblank line of a log, or "no output" without one."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "no output"

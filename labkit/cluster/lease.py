@@ -2,8 +2,8 @@
 
 A lease is a lock on a file. The operating system releases the lock when the process that holds it
 exits, even by a crash. The operating system keeps the lock while the holding process is busy,
-stopped or asleep. Leases are more reliable than timeouts and heartbeats, because a lease ends
-exactly when its process releases it or exits.
+stopped or asleep. Leases are more reliable than timeouts and heartbeats. A lease ends exactly when
+its process releases the lease or exits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from labkit.common.locks import Lock as Lock
 from labkit.communicator import launcher
 from labkit.records import store
 
-# The environment variable LABKIT_HOLD contains the path of a sweep's lease file, which keeps all
-# clusters of the sweep running.
+# The environment variable LABKIT_HOLD contains the path of a sweep's lease file. The lease file
+# keeps all clusters of the sweep running.
 HOLD = "LABKIT_HOLD"
-# A lease named `warm` keeps engines running before any process uses them; other leases are named
-# after a process id.
+# A lease named `warm` keeps engines running before any process uses the engines. Other leases are
+# named after a process id.
 WARM = "warm"
 
 
@@ -50,8 +50,8 @@ class Lease(Lock):
         name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
-        # The lease file is locked before it moves to the folder of leases, where the keeper process
-        # removes files without a lock.
+        # The lease file is locked before it moves to the folder of leases. In the folder of leases,
+        # the keeper process removes files without a lock.
         (folder / "leases").mkdir(exist_ok=True)
         self.path = self.path.rename(folder / "leases" / name)
 
@@ -77,8 +77,8 @@ def link_hold(folder: Path) -> None:
     """Add the `Hold` file of the sweep, if the environment names one, to this cluster's leases."""
     if path := os.environ.get(HOLD):
         # The folder of leases may already contain the hard link to the sweep's lease file (`Hold`).
-        # If the sweep has ended and removed its lease file, the remaining processes of the sweep
-        # will end soon.
+        # If the sweep has ended, its lease file no longer exists. The remaining processes of an
+        # ended sweep will end soon.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(path, folder / "leases" / Path(path).name)
 
@@ -88,8 +88,8 @@ def is_wanted(folder: Path) -> bool:
     for path in (folder / "leases").glob("*"):
         if is_held(path):
             return True
-        # If the lock of a lease file is free, the holder of the lease has exited without releasing
-        # the lease.
+        # A lease file with a free lock belongs to a process that has exited. The exited process has
+        # not released its lease.
         path.unlink(missing_ok=True)
     return False
 
@@ -114,7 +114,7 @@ class Turn:
     _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
 
     def __init__(self, folder: Path) -> None:
-        # Cluster objects of one process share a thread lock per folder, because several objects may
+        # Cluster objects of one process share a thread lock per folder. Several Cluster objects may
         # use the same cluster.
         self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
         if not self._thread_lock.acquire(blocking=False):
@@ -175,15 +175,15 @@ def wait_until_free(path: Path, seconds: float) -> bool:
         lock.release()
 
 
-# An engine reads environment variables whose names begin with a prefix in `SHAPING` only once, when
-# the engine starts.
+# The tuple `SHAPING` contains prefixes of the names of environment variables. An engine reads
+# variables with a prefix in `SHAPING` only at its start.
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# The variables in `HARMLESS` begin with a prefix in `SHAPING`, but they concern bytecode files and
-# prompts, and affect no computation.
+# The variables in `HARMLESS` begin with a prefix in `SHAPING`. The variables in `HARMLESS` affect
+# bytecode files and prompts, but no computation.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),

@@ -23,8 +23,7 @@ from labkit.records.endings import STOP_SIGNALS, End
 
 ASK_EVERY = 1.0  # labkit asks each rank once per second (ASK_EVERY) which call it is executing.
 TRIES = 3  # If ranks die before the cell starts, labkit tries the cell at most three times (TRIES).
-# After a rank has failed, labkit waits 0.5 s (GRACE), because other ranks may fail with the same
-# error.
+# After a rank has failed, labkit waits 0.5 s (GRACE). Other ranks may fail with the same error.
 GRACE = 0.5
 
 
@@ -45,7 +44,7 @@ def register(cluster: ClusterProtocol) -> None:
     from IPython import get_ipython
 
     def ranks(line: str, cell: str) -> None:
-        """Run the cell on all ranks; if a rank fails, end the cell and show the calls of others.
+        """Run the cell on all ranks, and end the cell if a rank fails.
 
         With the option `retries=2`, the cell runs again up to two times after the death of a rank.
         """
@@ -79,15 +78,15 @@ def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
 
     When a rank raises an exception, labkit shows its traceback at once. It also shows the current
     call of each rank that is still running. When a rank raises an exception, the ranks that are
-    still running are interrupted. If a rank does not return after the interrupt, for example from a
-    blocking MPI call, the engines restart. A restart of the engines preserves the variables of the
-    other ranks.
+    still running are interrupted. A rank in a blocking MPI call may not return after the interrupt.
+    If a rank does not return after the interrupt, the engines restart. A restart of the engines
+    preserves the variables of the other ranks.
 
-    A cell that runs longer than the cluster's timeout continues, and the current calls of its ranks
-    are shown. When the user interrupts a cell, the cell also ends on all ranks. After the death of
-    a rank, all engines restart, and the variables of the surviving ranks are preserved. After a
-    rank's death, the cell runs again only if `retries` allows another run, because repeated side
-    effects may be wrong.
+    A cell that runs longer than the cluster's timeout continues. After the timeout, labkit shows
+    the current calls of the cell's ranks. When the user interrupts a cell, the cell also ends on
+    all ranks. After the death of a rank, all engines restart, and the variables of the surviving
+    ranks are preserved. After a rank's death, the cell runs again at most `retries` times. Repeated
+    side effects of a cell may be wrong.
 
     Args:
         cluster: Cluster of the ranks.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-# Each rank transfers at most 256 MiB of variables, because more bytes would block the controller,
-# which forwards the bytes.
+# Each rank transfers at most 256 MiB of variables. More bytes would block the controller, which
+# forwards the variables.
 MOST = 2**28
 POLL_INTERVAL = 0.05  # seconds
 
@@ -131,8 +131,8 @@ def _unpack(values: Values) -> list[str]:
             lost.append(name)
             continue
         if isinstance(value, FunctionType) and value.__module__ == "__main__":
-            # The unpickled function gets the namespace of the engine, so that it can use variables
-            # that later cells define.
+            # The unpickled function gets the namespace of the engine. The function can thus use
+            # variables that later cells define.
             function_type = value
             value = FunctionType(
                 function_type.__code__,

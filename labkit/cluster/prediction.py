@@ -90,8 +90,8 @@ def plan_prediction(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     values = {name: trained[name] for name in fields}
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # If a strategy has the attribute `uses_programs`, each worker has the complete model, so the
-    # prediction needs no check.
+    # With a strategy that has `uses_programs`, each worker has the complete model. A prediction
+    # with the complete model on each worker needs no check.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction
@@ -101,8 +101,8 @@ def validate_rows(x: Batch, batch_size: int) -> None:
     """Raise an error unless `x` consists of rows that can be divided among the ranks.
 
     Raises:
-        InvalidInput: A leaf of `x` is not an array, the arrays of `x` differ in length, or the
-            batch size is below 1.
+        InvalidInput: A leaf of `x` is no array, or `batch_size` is below 1. The error also occurs
+            if the arrays of `x` differ in length.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(

@@ -57,8 +57,8 @@ class ProcessWatch:
         """
         for name, process in (self._watched | self._parts).items():
             is_still = _status(process) == psutil.STATUS_STOPPED
-            # `end` adds up the seconds between its calls, because a clock would also count time in
-            # which the watching process is suspended.
+            # `end` adds up the seconds between its calls. A clock would also count time in which
+            # the watching process is suspended.
             self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
             if self._still[name] > STOPPED:
                 return describe_exit(name, -signal.SIGSTOP)
@@ -183,8 +183,8 @@ _ATTACH_FILTER = 26  # The socket option SO_ATTACH_FILTER has the number 26, see
 # The BPF program `_DROP` has one instruction, which drops each packet.
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 _LOOK = 5e-3  # While labkit waits for a child process, it checks the process every 5 ms (_LOOK).
-# When labkit suspends a process, it waits at most 1 s (_STOP) until all threads of the process have
-# stopped.
+# After a stop signal, labkit waits until all threads of the process stop. The wait for a process to
+# stop lasts at most 1 s (_STOP).
 _STOP = 1.0
 
 
@@ -225,8 +225,8 @@ def exposed_listeners(process: psutil.Process) -> list[Listener]:
 def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool = False) -> bool:
     """Rebind a child process's exposed listening sockets to loopback, at the same ports.
 
-    Some programs, such as Open MPI's daemon, listen on every network interface and have no option
-    to restrict it. The child process is stopped while its sockets are rebound.
+    Open MPI's daemon always listens on every network interface. The child process is stopped while
+    its sockets are rebound.
 
     Args:
         process: The child process.

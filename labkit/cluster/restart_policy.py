@@ -21,8 +21,7 @@ from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.endings import STOP_SIGNALS
 from labkit.records.stream import FOLDER, Message
 
-# Training ends with an error after three successive calls (TRIES) in which a rank died and training
-# made no progress.
+# Training fails if ranks die in three (TRIES) successive calls without progress.
 TRIES = 3
 
 
@@ -52,10 +51,10 @@ class RestartPolicy:
     """The restarts of a call whose ranks have died, and the time that each restart costs.
 
     A call restarts from the newest complete checkpoint, or from its first step. Only the death of a
-    rank leads to a restart, because an error of the program would occur again. However, a program
-    may also cause the death of its own rank, for example by using too much memory. The run ends
-    after `TRIES` successive calls in which a rank died and training made no progress. Progress
-    means a later step or a newer checkpoint.
+    rank leads to a restart. After an error of the program, a restart would repeat the error.
+    A program may also kill its own rank by using too much memory. The run ends after `TRIES`
+    successive calls in which a rank died and training made no progress. Progress means a later step
+    or a newer checkpoint.
 
     Args:
         directory: Run directory.
@@ -65,13 +64,14 @@ class RestartPolicy:
     Attributes:
         experiment: The experiment without the injected faults that have already killed a rank.
         restarts: Entries for the run's record, one per restart. An entry of `restarts` contains the
-            dead ranks, the step of the restart, and the number of repeated steps. An entry's
-            `source` tells whether training restarted from a checkpoint or from its first step. An
-            entry of `restarts` also contains the seconds of four successive phases. The phase
-            `detect` lasts from the last message of the dead rank until all other ranks have ended.
-            The phase `rebuild` lasts until the engine processes run again. The phase `prepare`
-            lasts until the ranks have loaded the data and the model. The phase `repeat` lasts until
-            the ranks have again reached the step at which the rank died.
+            dead ranks and the step of the restart. An entry of `restarts` also contains the number
+            of repeated steps. An entry's `source` tells whether training restarted from a
+            checkpoint or from its first step. An entry of `restarts` also contains the seconds of
+            four successive phases. The phase `detect` lasts from the last message of the dead rank
+            until all other ranks have ended. The phase `rebuild` lasts until the engine processes
+            run again. The phase `prepare` lasts until the ranks have loaded the data and the model.
+            The phase `repeat` lasts until the ranks have again reached the step at which the rank
+            died.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class RestartPolicy:
                 self._outlived.append(record)
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
-                # If a strategy runs its workers as programs (`uses_programs`), a checkpoint's step
-                # number is the sum of all workers' steps.
+                # Some strategies run each worker as a program (`uses_programs`). For programs, a
+                # checkpoint's step number is the sum of all workers' steps.
                 total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}
@@ -185,8 +185,8 @@ class RestartPolicy:
                 self._directory.resolve(), is_compatible(self.experiment)
             ), ""
         except LabkitError as error:
-            # If a call had resumed a run whose checkpoints are now unreadable, the next call starts
-            # from the first step.
+            # If checkpoints of a resumed run become unreadable, training starts from the first
+            # step.
             if self._context is not None and self._context.goes_on:
                 self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)

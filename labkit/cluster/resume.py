@@ -21,8 +21,8 @@ from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# `resume=True` selects the newest interrupted or failed run. With a Run, a path or a text as
-# `resume`, training starts from the newest checkpoint of that run.
+# `resume=True` selects the newest interrupted or failed run. The argument `resume` may be a Run, a
+# path or a text. Training then starts from the newest checkpoint of the run in `resume`.
 ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
     *("clock", "model", "model_options", "strategy", "workers"),

@@ -3,15 +3,15 @@
 The module also answers messages of the Jupyter front end while a cell blocks the kernel.
 
 A Jupyter kernel handles one message at a time. A browser page that is reloaded asks for the
-kernel's info and for the state of its widgets. Without this module, the page would get no reply
-before the running cell ends. ipykernel 7 receives messages on a separate thread, which can reply
-while a cell waits for ranks.
+kernel's info and for the state of its widgets. Without this module, a reloaded page would get no
+reply before the cell ends. ipykernel 7 receives messages on a separate thread. The receiving thread
+can reply while a cell waits for ranks.
 
 The module also lets other cells and processes access the last run submitted to a cluster.
 
 A notebook or process can watch and stop a run that another process has submitted. Only the
-submitting process writes the run's record. If the submitting process ends before the ranks do, the
-ranks end, too, and the run counts as interrupted.
+submitting process writes the run's record. If the submitting process ends early, the ranks end,
+too. A run without its submitting process counts as interrupted.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def answering() -> Iterator[None]:
         if not await _reply(kernel, message, shell.parent_header):
             await usual(message)
 
-    # Only the event loop of the receiving thread may call `on_recv`, because a ZMQ stream belongs
-    # to one thread.
+    # A ZMQ stream belongs to one thread. Only the event loop of the receiving thread may call
+    # `on_recv`.
     receive = partial(kernel.shell_channel_thread.io_loop.add_callback, kernel.shell_stream.on_recv)
     receive(handle, copy=False)
     try:
@@ -87,8 +87,9 @@ async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) ->
     answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # A notebook page waits for the kernel status "idle" after each of its messages. The kernel
-    # sends the page the status "idle", and then at once "busy", because the cell is still running.
+    # A notebook page waits for the kernel status "idle" after each of its messages. After each
+    # reply, the kernel sends the page the status "idle". The kernel then sends "busy", because the
+    # cell is still running.
     publish({"execution_state": "idle"}, parent=request)
     publish({"execution_state": "busy"}, parent=cell)
     return True
@@ -127,8 +128,8 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # `_newest` maps each rank to the number of its last step; the key -1 holds the last epoch's
-        # number.
+        # `_newest` maps each rank to the number of its last step. The key -1 of `_newest` holds the
+        # last epoch's number.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []
@@ -253,8 +254,8 @@ class RunHandle:
         now = time.monotonic()
         if last or now - self._read_at > READ_EVERY:
             self._read_at = now
-            # `_read` reads files before it acquires the lock, because reading may be slow and a
-            # user's click also needs the lock.
+            # `_read` reads files before it acquires the lock, because reading may be slow. A user's
+            # click also needs the lock of the display.
             messages = self._stream.read()
             with self._drawing:
                 self._add(messages)
@@ -321,8 +322,8 @@ class AttachedRun(RunHandle):
 
     def _finish(self) -> Run:
         run = Run(self.directory)
-        # The run's record contains all history rows, even rows that `AttachedRun` had not read
-        # before the message stream was removed.
+        # The run's record contains all history rows. `AttachedRun` may miss the last rows in the
+        # message stream.
         counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
         rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]

@@ -93,8 +93,8 @@ class RunProgress:
 
     def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.epochs, self._clock = epochs, clock
-        # `_first` and `_last` are pairs of a time and the mean number of steps per rank at that
-        # time.
+        # `_first` and `_last` are pairs of a time and a number of steps. The number in `_first` and
+        # `_last` is the mean over the ranks.
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
         self._ended = 0  # `_ended` is the number of epochs that all ranks have completed.
@@ -120,8 +120,8 @@ class RunProgress:
                 self._step(record)
         if self._mean_steps > self._last[1]:
             self._last = self._clock(), self._mean_steps
-            # The speed is measured from the end of the first step, because TensorFlow traces the
-            # model in the first step.
+            # The speed is measured from the end of the first step. In the first step, TensorFlow
+            # also traces the model.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
@@ -202,7 +202,7 @@ def in_notebook() -> bool:
 
 
 def line() -> ProgressLine:
-    """Return a display that rewrites one line in a terminal, or adds a line to a log every 5 s."""
+    """Return a progress display for a terminal, or for a log file."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
         return ProgressLine(every=0.2, end="")
     return ProgressLine(every=5.0, end="\n")

@@ -45,12 +45,12 @@ def serve(
 ) -> ServingMeasurements:
     """Measure the latency and the throughput of inference on rows that arrive at rank 0.
 
-    Latency is the time from the arrival of a single batch at rank 0 until rank 0 has the batch's
-    predictions. Throughput is measured on a stream of batches that are ready at rank 0. Rank 0
-    sends the next batch while the ranks compute. With data parallelism, each replica computes a
-    whole batch, and batches go to the replicas in turn. A pipeline has as many batches in flight as
-    ranks. Tensor-parallel ranks compute each batch together. Inference on rank 0 alone is measured
-    for comparison.
+    Latency starts when a single batch arrives at rank 0. Latency ends when rank 0 has the
+    predictions of the batch. Throughput is measured on a stream of batches that are ready at rank
+    0. Rank 0 sends the next batch while the ranks compute. With data parallelism, each replica
+    computes a whole batch, and batches go to the replicas in turn. A pipeline has as many batches
+    in flight as ranks. Tensor-parallel ranks compute each batch together. Inference on rank 0 alone
+    is measured for comparison.
 
     Args:
         cluster: Cluster whose ranks are measured.
@@ -60,14 +60,14 @@ def serve(
             `Strategy.serving`.
         networks: Networks to emulate; None: no emulation.
         batch_sizes: Batch sizes to measure, in rows.
-        repeats, streams: Number of single batches, and number of streams, that are timed for each
-            strategy, network and batch size.
+        repeats, streams: Number of timed single batches, and number of timed streams. The numbers
+            `repeats` and `streams` apply to each strategy, network and batch size.
         under_way: Number of batches in one stream.
         workers: Number of ranks; None: all ranks of the cluster.
 
     Raises:
-        InvalidInput: A number is below 1, fewer than two ranks are given, or a strategy cannot
-            divide the model.
+        InvalidInput: A number is below 1, or fewer than two ranks are given. `InvalidInput` is also
+            raised if a strategy cannot divide the model.
         LabkitError: The predictions differ from those of one process by more than rounding
             explains.
     """
@@ -125,9 +125,10 @@ def replay(run: Run, show: bool = True, **changes: Any) -> Run:
     """Simulate a recorded run with parameter servers, and return the new, simulated run.
 
     If `changes` is empty, the servers apply the gradients in the recorded order. If `changes` is
-    empty, the final weights equal those of the recorded run, even if the run used the wall clock.
-    If `changes` is not empty, the simulated compute times determine the order of the updates.
-    `replay` uses the recorded compute times, unless a change replaces them.
+    empty, `replay` reproduces the final weights of the recorded run. `replay` reproduces the
+    weights even of runs on the wall clock. If `changes` is not empty, the simulated compute times
+    determine the order of the updates. `replay` uses the recorded compute times, unless a change
+    replaces them.
 
     Args:
         run: A completed run of a strategy with servers.
@@ -136,8 +137,8 @@ def replay(run: Run, show: bool = True, **changes: Any) -> Run:
             Each entry of `message_delays=[(worker, step, seconds)]` delays one gradient.
 
     Raises:
-        InvalidInput: The run has no update log, or its model or data set is an object instead of a
-            name.
+        InvalidInput: The run has no update log. A run with an object as model or data set also
+            raises `InvalidInput`.
     """
     return run_experiment(replay_experiment(run, **changes), show=show)
 

@@ -23,9 +23,9 @@ LONGEST = 70  # A report shows at most 70 characters (LONGEST) of the source tex
 def start_reporting(folder: Path) -> None:
     """Start a thread that writes the main thread's current call to `folder` upon SIGUSR1.
 
-    One thread waits for SIGUSR1, and all other threads block it, so the signal does not interrupt
-    calls of the main thread. Call this function before other threads start, because threads inherit
-    the signal mask.
+    One thread waits for the signal SIGUSR1, and all other threads block SIGUSR1. The signal SIGUSR1
+    therefore does not interrupt calls of the main thread. Call this function before other threads
+    start, because threads inherit the signal mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     main = threading.main_thread().ident or 0
@@ -56,14 +56,13 @@ def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None
 def describe_location(innermost: FrameType) -> str:
     """Return a thread's current call and its location, e.g. "comm.Allreduce(a, b) (cell, line 4)".
 
-    While labkit waits internally, the text names the labkit method that the user called, such as
-    `barrier`, and the line of the user's call.
+    While labkit waits internally, the text names the user's labkit call, such as `barrier`. During
+    an internal wait, the text contains the line of the user's call.
     """
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
-    # If the current call is inside a library, the report also contains the line number in the
-    # notebook cell.
+    # For a call inside a library, the report also contains the notebook cell's line.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"
@@ -77,8 +76,8 @@ def _write_location(folder: Path, thread: int) -> None:
     file = _file(folder, os.getpid())
     temporary = file.with_suffix(".part")
     temporary.write_text(json.dumps(text))
-    # The file is created by an atomic rename, because the requester reads it as soon as the file
-    # exists.
+    # The requester reads the file as soon as the file exists. An atomic rename creates the file
+    # with its complete content.
     temporary.replace(file)
 
 
@@ -128,9 +127,9 @@ def _location(frame: FrameType) -> str:
 def _call(frame: FrameType) -> str:
     """Return the source text of the expression that a frame evaluates, or its function's name."""
     code = frame.f_code
-    # `f_lasti` is a byte offset, and each bytecode instruction has two bytes, so `f_lasti // 2` is
-    # the instruction's number. Column offsets from `co_positions` count UTF-8 bytes, not
-    # characters.
+    # `f_lasti` is the byte offset of the current bytecode instruction. Each bytecode instruction
+    # has two bytes. The number of the current instruction is `f_lasti // 2`. Column offsets from
+    # `co_positions` count UTF-8 bytes, not characters.
     begin, end, left, right = next(islice(code.co_positions(), frame.f_lasti // 2, None))
     if begin is None or end is None or left is None or right is None:
         return code.co_name

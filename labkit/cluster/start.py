@@ -38,8 +38,8 @@ FURTHER = (
     "agent",
     "interface",
 )  # `FURTHER` lists the options of the class Cluster that users rarely need.
-# `labkit run --launcher …` sets the environment variables in `VARIABLES` for notebooks that do not
-# choose a launcher themselves.
+# `labkit run --launcher …` sets the environment variables in `VARIABLES`. Notebooks without their
+# own choice of launcher use the variables in `VARIABLES`.
 VARIABLES = {
     "launcher": "LABKIT_LAUNCHER",
     "hosts": "LABKIT_HOSTS",
@@ -103,8 +103,8 @@ class Start:
         map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
         options: Arguments of `salloc` or `srun`, such as "--partition=short --time=10".
         agent: Command that replaces ssh to start processes on other hosts.
-        interface: Address of this machine that the hosts use; if "", labkit chooses it from the
-            routes to the hosts.
+        interface: Address at which the hosts reach this machine. If `interface` is "", labkit
+            chooses the address from the routes to the hosts.
         fault_tolerant: Whether ranks survive the death of other ranks.
         spares: Number of additional ranks, each of which can replace a dead rank.
         trusted_network: Whether mpiexec may listen on every network interface if labkit cannot bind
@@ -330,13 +330,13 @@ class Start:
 
         Args:
             job: Name of the Slurm job.
-            variables: Names of the environment variables that mpiexec must pass to the ranks.
-                salloc and srun pass all variables anyway.
+            variables: Names of environment variables that mpiexec must pass to the ranks. The
+                commands salloc and srun pass all variables anyway.
         """
         if self.is_local:
             return launcher.mpiexec(outlives=self.fault_tolerant)
         mapping = ["--map-by", self.map_by]
-        # The ranks start in the folder "/", which exists on every host; each call later changes to
+        # The ranks start in the folder "/", which exists on every host. Each later call changes to
         # the caller's folder.
         mpiexec = [*launcher.mpiexec(outlives=self.fault_tolerant), *mapping, "--wdir", "/"]
         mpiexec += [word for name in variables for word in ("-x", name)]

@@ -56,8 +56,8 @@ class StreamForwarder:
         """
         for rank, message in self._calls.messages(wait=last):
             self._writers.setdefault(rank, StreamWriter(self._folder, rank, {})).append(message)
-        # The stop request is sent after rank 0's first message, because this message shows that the
-        # rank has started.
+        # labkit sends the stop request after rank 0's first message. The first message of rank 0
+        # shows that the rank has started.
         if not self._stop_sent and 0 in self._writers and (self._folder / STOP).exists():
             self._stop_sent = True
             self._calls.request_stop()
@@ -196,8 +196,8 @@ class SubmittedRun(RunHandle):
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
         """Return the ranks whose death ended the call, none if a program error ended it."""
-        # Even fault-tolerant engines all end if the only rank dies or if a signal suspends a rank
-        # for a long time.
+        # Even fault-tolerant engines all end if the only rank dies. Fault-tolerant engines also end
+        # if a signal suspends a rank for long.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
         self._read(last=True)  # The messages of the ranks tell which deaths the call has survived.
         return ranks_to_blame(error, self._calls.dead(), ended, self._restarts.outlived)
@@ -308,8 +308,8 @@ def run_seeds(
     Args:
         experiment: Experiment whose field `repeats` is above 1.
         run: Function that runs the experiment with one seed in a given directory.
-        top: Directory of an earlier attempt, to be completed without repeating its finished seeds;
-            if None, create a new directory.
+        top: Directory of an earlier attempt, whose finished seeds are not repeated. If `top` is
+            None, labkit creates a new directory.
     """
     import pandas as pd
 

@@ -2,13 +2,14 @@
 
     python -m labkit.cluster.warm FOLDER START SECONDS
 
-The prestart process holds a lease on a cluster that has the default name for the given launch
-options. The first `Cluster` with the same launch options claims the warm engines. The claiming
-`Cluster` holds the start lock while it ends the prestart process's lease and acquires its own
-lease. The claimed cluster then belongs to the process that has claimed it, and ends with that
-process. Because the claimed cluster ends with its process, no process sees the state of another
-process. The prestart process warms the next cluster only after the claimed cluster and its users
-have ended. The start of the next cluster then does not disturb the users' measurements.
+The prestart process holds a lease on a cluster with warm engines. The cluster has the default name
+for the given launch options. The first `Cluster` with the same launch options claims the warm
+engines. A `Cluster` holds the start lock while it claims warm engines. The `Cluster` ends the
+prestart process's lease and acquires its own lease. The claimed cluster then belongs to the process
+that has claimed it, and ends with that process. Because the claimed cluster ends with its process,
+no process sees the state of another process. The prestart process warms the next cluster only after
+the claimed cluster and its users have ended. The start of the next cluster then does not disturb
+the users' measurements.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ LOCK, FILE = "warm.lock", "warm.json"
 POLL_INTERVAL = 0.25  # seconds
 ENDS = 90.0  # labkit waits at most 90 s (ENDS) for the end of a cluster.
 # Warm engines inherit environment variables with a prefix in `CARRIED` from the terminal in which
-# `labkit prestart` runs. A process that claims warm engines replaces the inherited variables by its
-# own variables, and adds its other variables.
+# `labkit prestart` runs. A process that claims warm engines gives the engines its own environment
+# variables. The variables of the claiming process replace the inherited variables of the engines.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
@@ -127,8 +128,8 @@ class WarmPool(NamedTuple):
             claimed = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        # The cluster's keeper process is a child of the process that keeps engines warm, and ends
-        # only after the engines.
+        # The cluster's keeper process is a child of the prestart process. The keeper process ends
+        # only after the cluster's engines.
         while not claimed and _wait_for_children() and time.monotonic() < end:
             claimed = bool(launch.leases(self.folder))
 
@@ -245,7 +246,7 @@ def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return
-    # If two processes claim the engines at once, the second process waits for start.lock, and then
+    # Two processes may claim the engines at once. The second process waits for start.lock, and then
     # finds the engines claimed.
     with locked(folder / "start.lock"):
         if mark.exists():

@@ -20,8 +20,7 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 SCHEMA = 2  # The constant SCHEMA is the version of the format in which labkit writes records.
 
-# If the JSON of a value that a function captures has more than 2000 characters, a checksum replaces
-# the JSON.
+# A checksum replaces the JSON of a function's captured value above 2000 characters (LONG).
 LONG = 2000
 
 
@@ -150,8 +149,8 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-# A JSON text may have at most 60 levels of brackets (DEEPEST); figures in notebooks need about 20
-# levels.
+# A JSON text may have at most 60 levels of brackets (DEEPEST). Figures in notebooks need about 20
+# levels of brackets.
 DEEPEST = 60
 # A JSON text may contain at most 2**21 values (MOST_VALUES); metrics of 100,000 epochs need a
 # million values.
@@ -176,13 +175,12 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
 
     Args:
         content: The JSON text, as UTF-8 bytes.
-        strict: Whether to reject values that other JSON readers reject, such as infinite numbers,
-            integers above 64 bits and lone surrogates. `strict` is False for notebooks, which may
-            contain values that other JSON readers reject.
+        strict: Whether to reject values that other JSON readers reject. Other JSON readers reject
+            infinite numbers, integers above 64 bits and lone surrogates. `strict` is False for
+            notebooks, which may contain values that other JSON readers reject.
 
     Raises:
-        NotPlain: The text is not JSON, or it exceeds the limits on the number or the nesting of
-            values.
+        NotPlain: The text is not JSON, or has too many values or levels.
     """
     # Values are counted before parsing, because a parsed list needs twenty times the memory of its
     # text.

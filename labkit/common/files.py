@@ -91,8 +91,8 @@ def peers_folder() -> Path:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    # A container or batch system may restrict the CPU affinity; macOS has no CPU affinity, so all
-    # cores count there.
+    # A container or a batch system may restrict the CPU affinity. On macOS, all cores count,
+    # because macOS has no CPU affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -100,10 +100,11 @@ def bytecode_variables() -> dict[str, str]:
     """Return environment variables that let child processes reuse compiled Python files.
 
     Containers often set PYTHONDONTWRITEBYTECODE, so that Python writes no compiled files. Without
-    compiled files, each engine would compile TensorFlow's Python files again, and would take three
-    times as long to start. With the returned variables, Python writes compiled files into labkit's
-    cache, never beside the sources. No variable is returned if Python writes bytecode anyway, if a
-    bytecode folder is already set, or if the installer has compiled labkit's dependencies.
+    compiled files, each engine would compile TensorFlow's Python files again. An engine without
+    compiled files would take three times as long to start. With the returned variables, Python
+    writes compiled files into labkit's cache, never beside the sources. No variable is returned if
+    Python writes bytecode anyway. No variable is returned if a bytecode folder is already set. No
+    variable is returned if the installer has compiled labkit's dependencies.
     """
     chosen = sys.pycache_prefix or "PYTHONPYCACHEPREFIX" in os.environ
     if not sys.dont_write_bytecode or chosen or _is_compiled("ipyparallel"):
@@ -119,8 +120,8 @@ def keep_bytecode() -> None:
 def fingerprint() -> str:
     """Return the SHA-256 of labkit's source, which identifies the version in measurements."""
     checksum = hashlib.sha256()
-    # The order of files in a folder listing may vary, so the checksum covers the files in sorted
-    # order.
+    # The checksum covers the files in sorted order. The order of files in a folder listing may
+    # vary.
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
@@ -138,8 +139,8 @@ def _private(place: Path, variable: str, name: str) -> Path:
     root = place / f"labkit-{os.getuid()}"
     if not os.path.lexists(root):
         _usable(root, variable)
-    # Other users who may write to the folder `place` could create the private folder first, or put
-    # a link at its path.
+    # If other users may write to `place`, they could create the private folder first. Another user
+    # could also put a link at the private folder's path.
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode):
         wrong = "is a link or a file, not a folder"
@@ -188,10 +189,11 @@ def _is_compiled(package: str) -> bool:
     return source is not None and Path(cache_from_source(source)).exists()
 
 
-# With O_PATH, a folder can be opened even if the user may enter it but not list its files.
+# With O_PATH, labkit can open a folder whose files the user cannot list. The user needs only the
+# permission to enter the folder.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-# With O_NONBLOCK, `open` does not wait if another process has replaced the file by a pipe in the
-# meantime.
+# Another process may replace the file by a pipe. With O_NONBLOCK, `open` does not wait for the
+# other end of a pipe.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 LEVELS = 64  # `check_folder` accepts at most 64 levels (LEVELS) of nested folders.
 _KINDS = {
@@ -269,8 +271,8 @@ def open_file(
     path = Path(path)
     single_link = bool(flags & (os.O_WRONLY | os.O_RDWR))
     with open_folder(path.parent, path.parent if root is None else root) as folder:
-        # The type of the file is checked before the file is opened, because opening a device may
-        # have side effects.
+        # The type of the file is checked before the file is opened. A call of `open` on a device
+        # may have side effects.
         with suppress(FileNotFoundError):
             _require_regular_file(
                 path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), single_link
@@ -322,8 +324,8 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
         OSError: The file cannot be written.
     """
     path = Path(path)
-    # The temporary file is in the same folder as the file, because renaming is atomic only within
-    # one file system.
+    # The temporary file is in the same folder as the final file. A rename is atomic only within one
+    # file system.
     temporary = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
     with open_folder(path.parent, path.parent if root is None else root) as folder:

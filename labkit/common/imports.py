@@ -1,8 +1,8 @@
 """Import paths, which include a notebook's folder and the working directory of its caller.
 
-Folders with installed modules come first on the import path, so a module in a notebook's folder
-cannot replace an installed module. Every Python process of labkit starts with the option -P,
-because the working directory may belong to another user.
+Folders with installed modules come first on the import path. A module in a notebook's folder
+therefore cannot replace an installed module. Every Python process of labkit starts with the option
+-P. Without -P, Python could import modules from another user's working directory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _added: list[str] = []
 def notebook_folders(notebook: Path) -> str:
     """Return the folders that a notebook imports from, joined by newlines.
 
-    A notebook may import from its own folder, as in JupyterLab, and from the caller's working
-    directory, as with papermill.
+    A notebook may import from its own folder, as in JupyterLab. A notebook may also import from the
+    caller's working directory, as with papermill.
     """
     return _SEPARATOR.join(dict.fromkeys([str(notebook.resolve().parent), os.getcwd()]))
 

@@ -40,9 +40,9 @@ class Lock:
         while True:
             try:
                 # With the flag LOCK_NB, `fcntl.lockf` never blocks, so `acquire` polls the lock.
-                # The kernel assigns file locks to processes, not to threads. With blocking calls,
-                # the kernel would report a deadlock if threads of two processes waited for each
-                # other's locks.
+                # The kernel assigns file locks to processes, not to threads. Threads of two
+                # processes may wait for each other's locks. With blocking calls, the kernel would
+                # report a deadlock of the two processes.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # another process owns the lock
                 if not wait:
@@ -63,8 +63,8 @@ class Lock:
         return False
 
 
-# The subfolder `starts` of a cluster's folder contains the lock files of the slots that ranks need
-# in order to start.
+# The subfolder `starts` of a cluster's folder contains lock files. Each lock file is a slot that a
+# rank needs in order to start.
 FOLDER = "starts"
 # By default, a semaphore has at least four slots (LEAST), even on a machine with one core.
 LEAST = 4
@@ -134,8 +134,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Other modules read `_starts` from the module `labkit.common.locks`, but this process runs
-    # the module under the name `__main__`. The process imports `labkit.common.locks` under its
-    # usual name and uses that copy, so that only one list `_starts` exists.
+    # the module under the name `__main__`. The process imports and uses the module
+    # `labkit.common.locks` under its usual name. A second copy of the module would have a second
+    # list `_starts`.
     from labkit.common import locks
 
     locks.main()

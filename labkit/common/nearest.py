@@ -39,10 +39,10 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names that the user probably means, the likeliest first.
 
     If `name` is a former name, its current name is returned. If `name` is not a former name, the
-    function returns an allowed name with the same letters in any order, or with the initials
-    `name`. If neither letters nor initials match, the function returns the allowed name with the
-    closest spelling. If no spelling is close, the function returns up to three allowed names that
-    contain `name`.
+    function compares letters and initials. An allowed name matches if it has the same letters in
+    any order. An allowed name with the initials `name` also matches. If neither letters nor
+    initials match, the function returns the allowed name with the closest spelling. If no spelling
+    is close, the function returns up to three allowed names that contain `name`.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']

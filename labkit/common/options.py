@@ -20,8 +20,7 @@ Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")
 
 
-# The type `Count` is strict: in a notebook's parameters cell, neither `true` nor "64" may count as
-# a number.
+# The strict type `Count` rejects `true` and "64" in a notebook's parameters cell.
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 

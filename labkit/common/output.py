@@ -17,12 +17,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # `_FORCE` is the key under which the context of a click command stores the option --force.
 _FORCE = "labkit.force"
-# labkit searches the first and the last 64 KiB of a file (_ENDS) for a mark that labkit has
-# written.
+# labkit recognizes its own files by a mark. labkit searches the first and last 64 KiB (_ENDS) of a
+# file for marks.
 _ENDS = 2**16
 # The pattern `_MARKS` recognizes files that labkit has written, such as pages, traces, benchmark
-# rows, calibrations and tables. Each pattern scans a file only once, because searching a large file
-# of another program must not take minutes.
+# rows, calibrations and tables. Each pattern scans a file only once. The search of another
+# program's large file must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
     rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
@@ -37,8 +37,8 @@ _COLUMNS = (b"run", b"state", b"started")
 class OutputFile(click.Path):
     """A click parameter type for an output file whose folder exists or can be created.
 
-    A file that labkit has not written is replaced only if the command has the option `--force`,
-    which `output_option` adds.
+    The option `--force` lets a command replace files that labkit has not written. The function
+    `output_option` adds the option `--force` to a command.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,9 @@ def check_output(path: Path, replace: bool = False) -> None:
         replace: Whether the command may replace a file that another program has written.
 
     Raises:
-        InvalidInput: The folder cannot be created or written, the path is not a regular file, or
-            another program has written the existing file.
+        InvalidInput: The folder cannot be created or written. `InvalidInput` is also raised if the
+            path is not a regular file. An existing file from another program also raises
+            `InvalidInput`.
     """
     try:
         status = path.stat() if os.path.lexists(path) else None

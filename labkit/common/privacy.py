@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 # `_PATH` matches an absolute path with at least two components, but no URL, relative path or
-# closing tag. `_PATH` matches embedded base64 data first, so that slashes in the data do not count
-# as parts of paths.
+# closing tag. `_PATH` matches embedded base64 data before it matches paths. Slashes in base64 data
+# therefore do not count as parts of paths.
 _PATH = re.compile(
     r"(?P<data>data:[\w/+.-]+;base64,[\w+/=]+)"
     r"|(?<![\w./<~…])(?:/[\w.@+=,~-]+)+/(?P<last>[\w.@+=,~-]*)"
@@ -65,8 +65,8 @@ def scrub(text: str) -> str:
     names = _names()
     text = _PATH.sub(lambda match: match["data"] or f"…/{_last(match['last'], names)}", text)
     for name, places in names.items():
-        # A regular expression is slow on megabytes of text, so `scrub` first tests whether the text
-        # contains the name.
+        # A regular expression is slow on megabytes of text. `scrub` therefore first tests whether
+        # the text contains the user or host name.
         if name in text:
             for pattern in places:
                 text = pattern.sub(r"\g<keep>…", text)
@@ -82,8 +82,8 @@ def _last(part: str, names: Iterable[str]) -> str:
 def _places() -> list[tuple[str, str]]:
     """Return pairs of a known folder, such as the home folder, and its short form, longest first.
 
-    Longer paths are replaced first. If the home folder were replaced first, the path of a Python
-    environment inside it would no longer match.
+    Longer paths are replaced first. A Python environment may be inside the home folder. If the home
+    folder were replaced first, the environment's path would no longer match.
     """
     places = {str(Path(sys.prefix)): "…"}
     with suppress(RuntimeError):  # the user of a container may have no home folder
@@ -98,8 +98,8 @@ def _places() -> list[tuple[str, str]]:
 def _names() -> dict[str, list[re.Pattern[str]]]:
     """Return the user and host names, longest first; each has patterns that match it.
 
-    The patterns require a context, because a user name may also be an ordinary word, such as the
-    optimizer "adam".
+    A user name may also be an ordinary word, such as the optimizer "adam". The patterns therefore
+    match a user name only in a given context.
     """
     host = socket.gethostname()
     places: dict[str, tuple[str, ...]] = dict.fromkeys((host, host.split(".")[0]), _OF_HOST)

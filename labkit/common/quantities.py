@@ -35,7 +35,7 @@ class _Kind(NamedTuple):
 
 
 def _data(unit: str, rate: bool) -> float | None:
-    """Convert a data unit to bytes, or a rate unit to bytes/s; "b" stands for bit, "B" for byte."""
+    """Return the bytes of a data unit, or the bytes/s of a rate unit."""
     match = _DATA.fullmatch(unit)
     if match is None:
         return None
@@ -127,6 +127,6 @@ def _parse(value: object, field: str, kind: _Kind) -> float:
 
 
 def _product(number: float, size: float) -> float:
-    # A division by 1e6 rounds once, but a multiplication by 1e-6 rounds twice: 50 / 1e6 == 5e-05 !=
-    # 50 * 1e-6.
+    # A division by 1e6 rounds once, but a multiplication by 1e-6 rounds twice. For example, 50 /
+    # 1e6 equals 5e-05, but 50 * 1e-6 does not.
     return number * size if size >= 1 else number / round(1 / size)

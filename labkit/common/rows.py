@@ -47,10 +47,10 @@ def partition_samples(
 
     The partition "iid" draws the shards at random. The partition "by_label" sorts the samples by
     label and cuts the sorted list into shards. The partition "dirichlet(α)" draws label proportions
-    \(q \sim \mathrm{Dir}(\alpha p)\) for each worker, where p are the label proportions of the
-    whole data set. The partition "dirichlet(α)" then draws the samples of each worker according to
-    the worker's label proportions q. If all samples of a label have been drawn, this label is no
-    longer drawn, so the last shards receive the remaining samples. For α → ∞ all shards have the
+    \(q \sim \mathrm{Dir}(\alpha p)\) for each worker. The vector p contains the label proportions
+    of the whole data set. The partition "dirichlet(α)" then draws the samples of each worker
+    according to the worker's label proportions q. If all samples of a label have been drawn, shards
+    draw other labels. The last shards receive the remaining samples. For α → ∞ all shards have the
     same label proportions. For α → 0, each of the first shards has samples of only one label.
 
     Args:
@@ -119,17 +119,18 @@ def cut(total: int, capacities: Sequence[float]) -> list[int]:
 class BatchPlan:
     """The batches of a training run on a data set with rows 0 … rows-1.
 
-    With `owned=False`, each epoch uses one random permutation of all rows. With `owned=False`, runs
-    with different numbers of ranks train on the same global batches, so their loss curves are
-    comparable. With `owned=True`, each rank owns a fixed set of rows and shuffles only these rows.
-    In Vishnu et al. 2016, arXiv 1603.02339, rank 0 reads the samples and scatters them. With
-    `owned=True`, a global batch consists of the rows that all ranks have drawn from their own rows.
+    With `owned=False`, each epoch uses one random permutation of all rows. With `owned=False`, the
+    global batches do not depend on the number of ranks. Loss curves of runs with different numbers
+    of ranks are then comparable. With `owned=True`, each rank owns a fixed set of rows and shuffles
+    only these rows. In Vishnu et al. 2016, arXiv 1603.02339, rank 0 reads the samples and scatters
+    them. With `owned=True`, a global batch consists of the rows that all ranks have drawn from
+    their own rows.
 
     Args:
         rows: Number of rows of the data set.
         batch_size: Number of rows of a global batch; the last batch of an epoch may be smaller.
-        capacities: Weights of the ranks, one number for each rank; each batch is divided among the
-            ranks in proportion to the weights.
+        capacities: Weights of the ranks, one number for each rank. Each rank's share of a batch is
+            proportional to the rank's weight.
         seed: Seed of the random permutations.
         steps: Maximum number of steps per epoch; None: no limit.
         owned: Whether each rank uses the same set of rows during the whole run.

@@ -39,8 +39,8 @@ def decoding(label: str) -> Iterator[None]:
     except LabkitError:
         raise
     except (*_ODD, OSError) as error:
-        # EINVAL is caused by an invalid offset in the data, whereas all other OSErrors are caused
-        # by the disk.
+        # An invalid offset in the data causes the error EINVAL. The disk causes all other errors of
+        # the type OSError.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise LabkitError(

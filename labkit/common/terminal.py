@@ -12,9 +12,9 @@ import sys
 LONGEST = 1_500
 
 
-# `_STEERING` matches three groups of characters: control characters except tab and newline, marks
-# that change the text direction, and surrogates. Surrogates represent bytes of file names that are
-# not UTF-8.
+# `_STEERING` matches surrogates and marks that change the text direction. `_STEERING` also matches
+# control characters except tab and newline. Surrogates represent bytes of file names that are not
+# UTF-8.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -24,7 +24,7 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of a text into one line, and replace the middle of a very long text by "…"."""
+    """Return a text on one line, and replace a long text's middle by "…"."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# The grace period after a timeout is at most 30 s (GRACE), which is enough on a loaded machine.
+# The grace period after a timeout is at most 30 s (GRACE). A grace period of 30 s is enough on a
+# loaded machine.
 GRACE = 30.0
-# The grace period after a timeout is at least 5 s (LEAST), because a process needs time to exit.
+# The grace period after a timeout is at least 5 s (LEAST). A process needs time to exit after a
+# timeout.
 LEAST = 5.0
 
 
@@ -22,9 +24,9 @@ class Limits(NamedTuple):
         rebuilt    L + 2 grace           the remaining engines have handed over their variables
 
     In the list of deadlines of `Limits`, L is the timeout of a rank's wait, in seconds. The grace
-    period is L/4, where L is the timeout, but at least 5 s and at most 30 s. Code that waits for a
-    rank in another process uses the deadlines in `Limits`. Code with shorter deadlines would stop
-    waiting before the rank itself raises an error.
+    period is a quarter of the timeout L. The grace period is at least 5 s and at most 30 s. Code
+    that waits for a rank in another process uses the deadlines in `Limits`. Code with shorter
+    deadlines would stop waiting before the rank itself raises an error.
     """
 
     deadlock: float

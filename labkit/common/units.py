@@ -30,14 +30,14 @@ def bytes_text(nbytes: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a time in seconds as a text such as `12.3 ms`."""
     for scale, unit in _SECONDS:
-        # A value that would be rounded to 1000 of a unit is shown as 1 of the next larger unit.
+        # A value that rounds to 1000 is shown in the next larger unit.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_digits(seconds / scale)} {unit}"
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
 def duration_text(value: float) -> str:
-    """Return a duration in seconds as a text such as `4.2 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Return a number of seconds as a text such as `2 h 5 min`."""
     if value < 10:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -79,8 +79,8 @@ def amounts_axis(least: float, most: float) -> Axis:
     If `most` exceeds 12 times `least`, the axis is logarithmic and starts at a hundredth of
     `least`.
     """
-    # On a linear axis, a curve whose last value is much smaller than those of other curves would
-    # touch the x axis.
+    # The last values of several curves may differ by large factors. On a linear axis, the lowest
+    # curve would touch the x axis.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
@@ -104,8 +104,8 @@ def seconds_axis(low: float, high: float) -> Axis:
 
 
 DECADES = 18  # A logarithmic axis covers at most 18 decades (DECADES).
-# The ends of an axis are between 1e-100 and 1e100 (_ENDS), because a larger tick could overflow a
-# float.
+# The ends of an axis are between 1e-100 and 1e100 (_ENDS). A larger tick on the axis could overflow
+# a float.
 _ENDS = 1e-100, 1e100
 
 

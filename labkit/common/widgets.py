@@ -12,10 +12,10 @@ def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipyw
     """Return a button that reacts to clicks even while a notebook cell is running.
 
     JupyterLab sends clicks to a subshell of the kernel, which has its own thread. However,
-    ipykernel sends a click to the shell that last used the button, which is the shell of the
-    running cell. `button` removes the new button's reference to the busy shell, so that a subshell
-    receives the click. In a front end without subshells, such as JupyterLab before 4.4, a click
-    takes effect only after the cell has ended.
+    ipykernel sends a click to the shell that last used the button. The shell that last used a new
+    button is the running cell's shell. `button` removes the new button's reference to the busy
+    shell, so that a subshell receives the click. Some front ends have no subshells, such as
+    JupyterLab before 4.4. Without subshells, a click takes effect only after the cell has ended.
     """
     widget = ipywidgets.Button(description=label, tooltip=tooltip, icon=icon)
     widget.layout.width = "auto"

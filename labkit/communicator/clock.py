@@ -25,16 +25,16 @@ class Clock(Protocol):
 
         Args:
             moment: The wake-up time on this clock, in seconds.
-            exact: Whether a spin loop replaces the last part of the sleep, because operating
-                systems wake a sleeping process too late.
+            exact: Whether a spin loop replaces the last part of the sleep. Operating systems wake a
+                sleeping process too late.
         """
 
 
 class WallClock:
     """The monotonic clock of the host, whose sleeps are exact to a few tens of microseconds."""
 
-    # `now` and `sleep` are functions of the module `time` without a wrapper, because labkit calls
-    # them at every event of the timeline.
+    # `now` and `sleep` are functions of the module `time` without a wrapper. labkit calls the
+    # clock's `now` and `sleep` at every event of the timeline.
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
@@ -72,9 +72,9 @@ def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
     No rank can leave an allgather before all ranks have entered the allgather. Each rank leaves the
-    allgather only after rank 0 has entered, and rank 0 leaves only after each rank has entered.
-    Each allgather gives a lower and an upper bound of the clock offset; the fastest allgather gives
-    the tightest bounds.
+    allgather only after rank 0 has entered. Rank 0 leaves the allgather only after each rank has
+    entered. Each allgather gives a lower and an upper bound of the clock offset. The fastest
+    allgather gives the tightest bounds of the clock offset.
     """
     spans = []
     for _ in range(ROUNDS):

@@ -29,8 +29,8 @@ from labkit.network import Network, Slowdown
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The default timeout is 600 s (LIMIT), because TensorFlow needs minutes to trace the first step of
-# a large model.
+# The default timeout of a wait is 600 s (LIMIT). TensorFlow needs minutes to trace the first step
+# of a large model.
 LIMIT = 600.0
 
 
@@ -45,25 +45,25 @@ class Communicator:
     Args:
         comm: An mpi4py communicator; the Communicator uses only a duplicate of it.
         timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
-        network: The network that schedules, `send`, `recv` and windows emulate, if all ranks are on
-            one host; None: no emulation.
+        network: The network to emulate if all ranks are on one host. Schedules, `send`, `recv` and
+            windows use the emulated network. If `network` is None, labkit starts no emulation.
         traffic: An existing traffic meter that continues to count; None: a new meter.
         emulation: A running network emulation that replaces `network`; None: start a new emulation
             if `network` is given.
-        outer: The wait policy of the larger Communicator from which this Communicator was split;
-            None if there is none.
+        outer: The wait policy of the larger Communicator that was split. If `outer` is None, there
+            is no larger Communicator.
         clock: The clock for waits and time stamps, the same on all ranks of a host.
         rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
             rules.
-        membership: The working ranks and the spare ranks of the cluster's current call; None: there
-            are no spare ranks.
+        membership: The working ranks and the spare ranks of the cluster's current call. If
+            `membership` is None, there are no spare ranks.
 
     Attributes:
         rank, size: The rank number of this process, and the number of ranks.
         numbers: For each current rank, the rank number that it had before any rank died. The
             property `number` is the entry of `numbers` for this rank.
-        dead: The dead ranks that no spare rank has replaced, by the rank numbers that they had
-            before any rank died.
+        dead: The dead ranks that no spare rank has replaced. Numbers in `dead` are the rank numbers
+            from before the first death.
         lost: All dead ranks, including spare ranks, by their numbers in the cluster's current call.
         deaths: The number of ranks that died in earlier attempts of the cluster's current call.
         restarts: How often `restart` has rebuilt this communicator.
@@ -80,8 +80,8 @@ class Communicator:
         send, recv, post, finish: Methods for point-to-point messages, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: Methods for collectives over values whose sizes differ
             between ranks, see `Payloads`.
-        allreduce_in_rounds: Method that runs an `allreduce` according to a schedule, and returns a
-            copy of the buffer after each round.
+        allreduce_in_rounds: Method that runs an `allreduce` according to a schedule. The method
+            `allreduce_in_rounds` returns a copy of the buffer after each round.
         local_part: Method that returns the elements of a buffer that this rank sums in the
             algorithm "shared_memory".
     """
@@ -154,16 +154,17 @@ class Communicator:
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
                 float16, bfloat16, float32, float64 or an integer type.
-            algorithm: A schedule's name in `labkit.schedules.ALLREDUCE`; "mpi", which lets the MPI
-                library choose; or "shared_memory", for ranks on one host. With the algorithm "mpi",
-                16-bit floats are summed in float32 and rounded once, because MPI cannot add 16-bit
-                floats. On several real hosts, two-level algorithms use shared memory for the sums
-                inside each host.
+            algorithm: A schedule's name in `labkit.schedules.ALLREDUCE`, or "mpi", or
+                "shared_memory". With "mpi", the MPI library chooses the allreduce algorithm. The
+                algorithm "shared_memory" is for ranks on one host. With the algorithm "mpi", 16-bit
+                floats are summed in float32 and rounded once. The MPI library itself cannot add
+                16-bit floats. On several real hosts, two-level algorithms use shared memory for the
+                sums inside each host.
             label: The name of the call in error messages.
 
         Raises:
-            InvalidInput: The algorithm is unknown, it cannot run on an emulated network, or it
-                cannot add the dtype, such as bool.
+            InvalidInput: The algorithm is unknown, or cannot run on an emulated network.
+                `InvalidInput` is also raised if the algorithm cannot add the dtype, such as bool.
             Mismatch: The ranks' calls differ in name, algorithm, dtype or length.
             RankFailed, WaitTooLong: Another rank has failed, or has not arrived within the timeout.
         """
@@ -189,9 +190,9 @@ class Communicator:
 
         The surviving ranks remain in the same order. Ranks that still wait in other calls of this
         communicator also get the error `RankDied`. Windows, split communicators and memory from
-        `allocate` become unusable, but stay allocated, because MPI cannot free them without the
-        dead ranks. All surviving ranks agree on the members of the new communicator. Ranks that die
-        during the call of `shrink` are removed, too.
+        `allocate` become unusable. MPI cannot free memory and communicators without the dead ranks.
+        All surviving ranks agree on the members of the new communicator. Ranks that die during the
+        call of `shrink` are removed, too.
 
         Args:
             settle: A function that returns when no other thread of this rank uses this communicator
@@ -259,7 +260,8 @@ class Communicator:
 
         Returns:
             The rank numbers of the dead ranks that spare ranks have replaced. If there are too few
-            spare ranks, some dead ranks are not replaced, and the result does not contain them.
+            spare ranks, some dead ranks are not replaced. The result contains only dead ranks that
+            spare ranks have replaced.
         """
         assert self.membership is not None
         membership, before, limit = self.membership, self.numbers, self.wait_policy.timeout
@@ -281,8 +283,8 @@ class Communicator:
         """Choose whether this rank delays messages of schedules while its emulated link is busy.
 
         Args:
-            paced: If True, each message waits until the emulated link is free; if False, each
-                message is sent at once.
+            paced: If True, each message waits until the emulated link is free. If `paced` is False,
+                each message is sent at once.
         """
         if self._emulation:
             self._emulation.paced = paced
@@ -298,22 +300,22 @@ class Communicator:
     ) -> None:
         r"""Replace the ranks' buffers by their mean \(b_r \leftarrow \sum_s w_s b_s / \sum_s w_s\).
 
-        The messages that exchange the weights are not counted by the traffic meter and not delayed
-        by the emulated network. Before the sum, each rank multiplies its values by its share of the
-        total weight. Partial sums cannot exceed the largest value, because the shares add up to at
-        most 1.
+        The traffic meter does not count the messages that exchange the weights. The emulated
+        network does not delay the messages that exchange the weights. Before the sum, each rank
+        multiplies its values by its share of the total weight. Partial sums cannot exceed the
+        largest value, because the shares add up to at most 1.
 
         Args:
             buffer, algorithm, label: As in `allreduce`, but the buffer must have a float dtype.
             weight: The weight of this rank's values in the mean, at least 0. If the weights of all
                 ranks are 0, the mean is 0.
-            total: The sum of the weights of all ranks, if the caller knows it; None: the ranks
+            total: The sum of the weights of all ranks, if known. If `total` is None, the ranks
                 exchange their weights.
             separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
                 "shared_memory".
         """
-        # With the algorithm "shared_memory", each rank reads other ranks' weights directly, so the
-        # mean needs no additional call and no scaled copy.
+        # With the algorithm "shared_memory", each rank reads other ranks' weights directly. A mean
+        # in shared memory needs no additional call and no scaled copy.
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return
@@ -345,8 +347,8 @@ class Communicator:
         Args:
             length: The number of elements of the shared buffer.
             dtype: The dtype of the elements; default: float32.
-            common: Whether all ranks of a host share one buffer, as `SeparateBuffers.into`
-                requires; by default, each rank has its own buffer.
+            common: Whether all ranks of a host share one buffer. `SeparateBuffers.into` requires a
+                buffer that all ranks of a host share. By default, each rank has its own buffer.
         """
         kind = "common " if common else ""
         self.barrier(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
@@ -405,8 +407,8 @@ class Communicator:
 
         Args:
             colour: The number of the group that this rank joins; "colour" is MPI's term.
-            key: A number that determines the order of the ranks in a group; default: the rank in
-                this Communicator.
+            key: A number that determines the order of the ranks in a group. The default key is the
+                rank in this Communicator.
         """
         from mpi4py import MPI
 
@@ -455,8 +457,8 @@ class Communicator:
         Only one mailbox may be open at a time, because all mailboxes use the same MPI tags.
 
         Args:
-            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
-                is one endpoint.
+            hosts: The rank of each endpoint, such as a worker. By default, each rank is one
+                endpoint.
         """
         return Mailbox(self.wait_policy, self._emulation, hosts or range(self.size), self.rules)
 
@@ -468,8 +470,8 @@ class Communicator:
         Args:
             routes: For each pair of endpoints (sender, receiver), the bytes of the longest message
                 between them.
-            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
-                is one endpoint.
+            hosts: The rank of each endpoint, such as a worker. By default, each rank is one
+                endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return EagerMailbox(*arguments, hosts or range(self.size), routes)
@@ -482,8 +484,8 @@ class Communicator:
         Args:
             routes: For each pair of endpoints (sender, receiver), the expected bytes of a message
                 between them.
-            hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank
-                is one endpoint.
+            hosts: The rank of each endpoint, such as a worker. By default, each rank is one
+                endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return RendezvousMailbox(*arguments, hosts or range(self.size), routes)

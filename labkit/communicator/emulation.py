@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class Emulation:
     """The links of an emulated network, on which each rank reserves transfer time for messages.
 
-    A sender books its message on the emulated links, and sends the ticket (number) of this booking
-    with the message. The receiver of a message sleeps until the emulated delivery time of the
-    message. When the receiver wakes up, it computes the delivery time again, because new messages
-    on the same links may have delayed the delivery. The state of the links is in shared memory,
-    because messages from different ranks share links, and emulated hosts share uplinks. All ranks
-    must run on the same real host, and must read the clock of this host.
+    A sender books its message on the emulated links. Each message carries the number (ticket) of
+    its booking. The receiver of a message sleeps until the emulated delivery time of the message.
+    When the receiver wakes up, it computes the delivery time again. New messages on the same links
+    may have delayed the delivery. The state of the emulated links is in shared memory. Messages
+    from different ranks share links, and emulated hosts share uplinks. All ranks must run on the
+    same real host, and must read the clock of this host.
 
     Args:
         comm: An mpi4py communicator whose ranks are all on one host.
@@ -116,8 +116,8 @@ class Emulation:
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # `_depart` reads the departure time before it waits for the file lock, because the wait
-        # must not delay the departure.
+        # `_depart` reads the departure time before it waits for the file lock. The wait for the
+        # file lock must not delay the departure.
         now = self._clock.now()
         while True:
             with self._locked():
@@ -133,8 +133,8 @@ class Emulation:
     def _moments(self, event: Callable[[float], float]) -> Iterator[float]:
         """Yield the time of an event; after each wake-up, compute the time again.
 
-        The iterator ends when the event's time has passed, or when no new message has been booked
-        since the last computation.
+        The iterator ends when the event's time has passed. The iterator also ends if no message was
+        booked since the last computation.
         """
         while True:
             with self._locked():
@@ -156,8 +156,9 @@ class Emulation:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # The emulation uses a file lock, because the kernel releases the lock if the rank that
-        # holds it dies. A lock of an MPI window would stay locked if the rank that holds it died.
+        # The emulation protects its links with a file lock. If a rank dies, the kernel releases the
+        # rank's file locks. A lock of an MPI window would stay locked if the rank that holds it
+        # died.
         with self._thread:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:

@@ -20,10 +20,10 @@ class PlannedMessage:
     Attributes:
         peer: The rank that receives or sends the message.
         first, last: The index of the message's first element, and the index after its last element.
-        offset: The offset, in elements, at which the received message starts in the scratch buffer;
-            the offset -1 means that the rank receives the message directly into its buffer. A rank
-            can receive a message directly into its buffer if it does not send the replaced elements
-            in the same round.
+        offset: The element of the scratch buffer at which the received message starts. The offset
+            -1 means that the message goes directly into the rank's buffer. A received message can
+            directly replace elements of the rank's buffer. The rank must not send the replaced
+            elements in the same round.
     """
 
     peer: int
@@ -38,8 +38,8 @@ class Sum:
 
     Attributes:
         first, last: The index of the sum's first element, and the index after its last element.
-        terms: The scratch-buffer offset of each term, in elements and in the order of addition; -1
-            means that the term is in the rank's own buffer.
+        terms: The scratch-buffer offset of each term, in elements and in order of addition. The
+            offset -1 means that the term is in the rank's own buffer.
     """
 
     first: int
@@ -155,8 +155,8 @@ class Executor:
     Args:
         wire: The transport that sends and receives messages.
         count_to: A function of (rank, bytes) that counts a message to a rank in the traffic meter.
-        wait: A function that waits for the MPI requests of a round, or raises an error after a
-            timeout.
+        wait: A function that waits for the MPI requests of a round. The function `wait` raises an
+            error after a timeout.
         sleep_until: A function that sleeps until a given time of the clock.
         emulation: The emulated network; None: the real network.
 
@@ -240,7 +240,7 @@ def _add(
     """Add the terms in the given order, and write the sum into elements [first, last)."""
     local = buffer[first:last]
     parts = [local if offset < 0 else scratch[offset : offset + last - first] for offset in terms]
-    # Two terms may be added in any order, because a + b has the same bits as b + a.
+    # Two terms may be added in any order. The sum a + b has the same bits as b + a.
     if parts[0] is local or len(parts) == 2:
         others = parts[1:] if parts[0] is local else parts[:1]
         for part in others:

@@ -22,7 +22,7 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
     """Return an mpiexec command whose ranks run this Python, with options for small machines.
 
     The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
-    would bind each of two ranks to one core, and all TensorFlow threads of a rank would share this
+    would bind each of two ranks to one core. All TensorFlow threads of a bound rank would share one
     core.
 
     Args:
@@ -66,21 +66,22 @@ def _executable() -> str:
     return path
 
 
-# Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each one-sided window, because its UCX
-# component does not support the window.
+# Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each one-sided window. The UCX component
+# of Open MPI does not support labkit's one-sided windows.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
-# Ranks on several hosts communicate over TCP. With only one TCP link between two ranks, Open MPI's
-# clear-to-send message would wait behind data in the same direction. Two ranks that exchange long
-# messages over a single TCP link would send one after the other. A rank aborts when its TCP
-# connection to a killed process breaks. The option `opal_abort_delay` makes a rank wait before it
-# aborts, so that mpiexec reports the killed process first.
+# Ranks on several hosts communicate over TCP. With only one TCP link between two ranks,
+# clear-to-send messages would arrive late. Open MPI's clear-to-send message would wait behind data
+# in the same direction. Two ranks that exchange long messages over a single TCP link would send one
+# after the other. A rank aborts when its TCP connection to a killed process breaks. The option
+# `opal_abort_delay` makes a rank wait before it aborts, so that mpiexec reports the killed process
+# first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
     "OMPI_MCA_opal_abort_delay": "2",  # seconds
 }
 # Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
-# network interface, because `btl_tcp_if_include` only selects among interfaces that are already
+# network interface. The option `btl_tcp_if_include` only selects among interfaces that are already
 # bound. Unless PRTE_MCA_ras and PRTE_MCA_plm are `^slurm`, mpiexec inside a Slurm job would start
 # the ranks on all nodes.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
@@ -123,9 +124,8 @@ def _over_hosts() -> dict[str, str]:
 def huge_pages() -> dict[str, str]:
     """Return environment variables that let glibc use huge pages of 2 MiB, if Linux supports them.
 
-    The allocator returns tensors of a few MB to the operating system, and allocates them again at
-    every step. With pages of 4 KiB, allocating a tensor again can take as long as five copies of
-    the tensor, depending on the layout of the heap. If the user has set GLIBC_TUNABLES, the user's
-    value is used.
+    The allocator returns tensors of a few MB to the operating system. At every step, the allocator
+    allocates the tensors again. With pages of 4 KiB, an allocation can take as long as five tensor
+    copies. If the user has set GLIBC_TUNABLES, the user's value is used.
     """
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

@@ -48,8 +48,8 @@ class FailureGuard:
             from mpi4py import MPI
 
             end = self._clock.now() + NAMING_TIMEOUT
-            # The check for dead ranks is repeated, because a receive from a dead rank may fail
-            # before MPI reports the death.
+            # The check for dead ranks is repeated, because MPI may report a death late. A receive
+            # from a dead rank may fail before MPI reports the death.
             while issubclass(kind, MPI.Exception) and outlives() and self._clock.now() < end:
                 self._check()
                 self._clock.sleep(1e-3)
@@ -123,8 +123,7 @@ class Membership:
         comm: The communicator of the surviving ranks.
         numbers: For each rank of `comm`, the number of the working rank, or `SPARE` for a spare
             rank.
-        members: For each rank of `comm`, the rank number that its process had at the start of the
-            call.
+        members: For each rank of `comm`, its rank number at the start of the call.
         has_joined: Whether this rank was a spare rank and has joined the working ranks.
     """
 
@@ -177,8 +176,8 @@ class Membership:
     def _has_ended(self, rank: int) -> bool:
         """Return whether a rank has released the spare ranks, and False if that rank is dead.
 
-        After the death of a rank, the surviving working ranks decide: they either revoke the
-        communicator or release the spare ranks.
+        After a rank's death, the surviving working ranks choose between two actions. The surviving
+        ranks either revoke the communicator or release the spare ranks.
         """
         from mpi4py import MPI
 

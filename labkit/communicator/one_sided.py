@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 # The constant `_PART` is the maximum number of bytes that one `get` operation reads from another
-# host. Over TCP, Open MPI 5.0.11 requests a `get` with a message as long as the data; above 64 KiB,
-# twice as long.
+# host. In Open MPI 5.0.11 over TCP, a `get` request is as long as its data. Above 64 KiB, a `get`
+# request is twice as long as the data.
 _PART = 1 << 16
 
 
 class Window:
     """Memory for one-sided access: `put` and `get` move bytes without a call of the target rank.
 
-    A call of `put` or `get` returns after the data have arrived; on an emulated network, it returns
-    at the emulated arrival time. The calling ranks must agree among themselves where and when each
-    rank writes. If all ranks run on one host, the window is shared memory, and each access copies
-    the data once.
+    A call of `put` or `get` returns after the data have arrived. On an emulated network, `put` and
+    `get` return at the emulated arrival time. The calling ranks must agree among themselves where
+    and when each rank writes. If all ranks run on one host, the window is shared memory. In shared
+    memory, each access copies the data once.
 
     Args:
         nbytes: The size of this rank's memory in bytes.
@@ -49,8 +49,8 @@ class Window:
         self._comm = comm
         self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        # The list `_views` contains a view of each rank's memory, or is empty if ranks run on
-        # several hosts.
+        # The list `_views` contains a view of each rank's memory. If ranks run on several hosts,
+        # the list `_views` is empty.
         self._views: list[NDArray[np.uint8]] = []
         if wait_policy.on_one_host:
             self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
@@ -99,9 +99,9 @@ class Window:
     def progress(self) -> None:
         """Let the MPI library process other ranks' accesses to this rank's memory.
 
-        Over TCP, the MPI library of the memory's owner performs the accesses, but only while the
-        owner calls MPI. Without MPI calls, a rank that only polls its own memory would wait
-        forever.
+        Over TCP, the MPI library of the memory's owner performs the accesses. The MPI library
+        performs accesses only while the owner of the memory calls MPI. Without MPI calls, a rank
+        that only polls its own memory would wait forever.
         """
         if not self._views:
             self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -143,11 +143,11 @@ class EagerMailbox:
     """A mailbox with one receive slot per route, which the sender fills with one-sided puts.
 
     A route is a pair of endpoints (sender, receiver). Slots are allocated once, and the receiver
-    reads messages directly in their slots. A slot stays occupied until the receiver frees it, or
-    until the receiver posts a message back to the sender. If the slot of a message is occupied, the
-    message waits at its sender. With fixed slots, messages need no handshake, no copy at the
-    receiver, and no allocation. Each route has its own slot, so that endpoints on the same rank do
-    not block each other.
+    reads messages directly in their slots. A slot stays occupied until the receiver frees the slot.
+    A message from the receiver back to the sender also frees the slot. If the slot of a message is
+    occupied, the message waits at its sender. With fixed slots, messages need no handshake, no copy
+    at the receiver, and no allocation. Each route has its own slot, so that endpoints on the same
+    rank do not block each other.
 
     Args:
         window: A function that allocates a window of a given number of bytes on this rank
@@ -159,9 +159,9 @@ class EagerMailbox:
             between them.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
-        RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag
-        in this area. In Xue et al. 2019, the memory area contains only the values and the flag; in
-        labkit, a slot also contains a header of 96 bytes.
+        RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver. In Xue et al. 2019,
+        the receiver polls a flag in the memory area. In Xue et al. 2019, the memory area contains
+        only the values and the flag; in labkit, a slot also contains a header of 96 bytes.
     """
 
     # The attribute `in_place` tells whether the receiver reads a message's values without copying
@@ -178,11 +178,11 @@ class EagerMailbox:
     ) -> None:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
-        # The dict `_slots` maps each route (sender, receiver) to the byte offset of its slot in the
-        # receiver's memory.
+        # The dict `_slots` maps each route (sender, receiver) to its slot. A slot is given by its
+        # byte offset in the receiver's memory.
         self._slots: dict[Route, int] = {}
-        # The dict `_reads` maps each route to the byte offset, in the sender's memory, of the
-        # counter of read messages.
+        # The dict `_reads` maps each route to its counter of read messages. A counter is given by
+        # its byte offset in the sender's memory.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
@@ -305,8 +305,8 @@ class EagerMailbox:
         at, to = self._slots[route], self._hosts[route[1]]
         self._sent[route] += 1
         self._window.write(head, to, at + 8)
-        # The sender writes the message number last, so a receiver that sees the new number finds
-        # the complete message.
+        # The sender writes the message number last. A receiver that sees the new number therefore
+        # finds the complete message.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
     def _count(self, route: Route, nbytes: int) -> None:
@@ -335,9 +335,9 @@ def lines(nbytes: int) -> int:
 
 
 MIN_SEND_BYTES = 1 << 16
-# A notice, which announces one part of a message, consists of a header and three numbers. The
-# numbers in a notice are the part's offset in the sender's memory, length in bytes, and start
-# within the message.
+# A notice, which announces one part of a message, consists of a header and three numbers. A notice
+# contains the message part's offset in the sender's memory. A notice also contains the part's
+# length in bytes and start within the message.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
 # The message number and the notice, which announces a message part, must fit into a slot's header.
@@ -347,24 +347,25 @@ assert 8 * (1 + _NOTICE) <= HEAD
 class RendezvousMailbox(EagerMailbox):
     """A mailbox whose receivers read the values from the senders' memory.
 
-    Each route (sender, receiver) has a fixed slot for notices in the receiver's memory, and a send
-    buffer in the sender's memory. The sender copies values into its send buffer, and writes a
-    notice with their offset and length in bytes. The receiver of a notice then allocates memory and
-    reads the values. Values that are longer than the send buffer are sent in several parts.
-    The receiver need not know the length of values, such as compressed payloads, in advance,
-    because the notice contains the length.
+    Each route (sender, receiver) has a fixed slot for notices in the receiver's memory. Each route
+    also has a send buffer in the sender's memory. The sender copies values into its send buffer,
+    and writes a notice. The notice contains the offset and the length of the values in bytes. The
+    receiver of a notice then allocates memory and reads the values. Values that are longer than the
+    send buffer are sent in several parts. The receiver need not know the length of values in
+    advance. The sender's notice contains the length of the values.
 
-    On an emulated network, one message takes three latencies: for an empty notice, for a request,
-    and for the transfer of the values. A message of `EagerMailbox` takes only one latency.
+    On an emulated network, one message takes three latencies. The notice, the read request and the
+    transfer each take one latency. A message of `EagerMailbox` takes only one latency.
 
     Args:
         window, wait_policy, emulation, hosts: The same arguments as those of `EagerMailbox`.
-        routes: For each pair of endpoints (sender, receiver), the size of the send buffer in bytes;
-            at least 64 KiB are allocated.
+        routes: The send buffer's bytes for each pair of endpoints (sender, receiver). Each send
+            buffer has at least 64 KiB.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
-    RDMA, EuroSys 2019: for a tensor of unknown shape, the sender writes metadata to a fixed memory
-    area. In Xue et al. 2019, the receiver then allocates memory and reads the tensor. In Xue et al.
+    RDMA, EuroSys 2019: the sender writes metadata to a fixed memory area. In Xue et al. 2019, the
+    metadata describe a tensor of unknown shape. In Xue et al. 2019, the receiver then allocates
+    memory and reads the tensor. In Xue et al.
     2019, the tensor is in RDMA-registered memory from the start; in labkit, the sender copies the
     values into such memory.
     """

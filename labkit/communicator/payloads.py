@@ -155,10 +155,10 @@ ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
 class Payloads:
     """One rank's collectives for values whose sizes differ between ranks.
 
-    An allreduce schedule works for values of any type that defines an addition. If the values are
-    sets of payloads, and the addition is the union of sets, every allreduce algorithm gathers the
-    payloads of all ranks. If an allreduce algorithm ends with an allgather, payloads are gathered
-    by this allgather alone.
+    An allreduce schedule works for values of any type that defines an addition. Allreduce can add
+    sets of payloads, where the addition is the union of sets. With set union as the addition, every
+    allreduce algorithm gathers all ranks' payloads. If an allreduce algorithm ends with an
+    allgather, payloads are gathered by this allgather alone.
 
     Args:
         wait_policy: The wait policy of this rank, which detects missing ranks before a collective
@@ -184,8 +184,8 @@ class Payloads:
         """Gather the bytes of every rank, in rank order; ranks may differ in the number of bytes.
 
         Args:
-            data: The bytes of this rank, as a uint8 array of shape (n,), where n may differ between
-                ranks.
+            data: The bytes of this rank, as a uint8 array of shape (n,). The length n may differ
+                between ranks.
             algorithm: Name of an algorithm, as in `Communicator.allreduce`. The messages of a
                 schedule contain sets of payloads. The ring algorithm runs only its second half,
                 which is an allgather. The algorithms "mpi" and "shared_memory" use the allgather of
@@ -211,8 +211,8 @@ class Payloads:
             values: The elements of this rank's vector at `indices`, shape (k,); all other elements
                 are 0.
             length: The length of the vectors, the same on all ranks.
-            algorithm: Name of an algorithm, as in `Communicator.allreduce`. A partial sum in a
-                schedule is sent as a dense vector if the dense form needs fewer bytes.
+            algorithm: Name of an algorithm, as in `Communicator.allreduce`. A schedule sends a
+                partial sum as a dense vector if that saves bytes.
             label: The name of the call in error messages.
 
         Returns:

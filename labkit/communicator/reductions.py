@@ -101,8 +101,8 @@ Key: TypeAlias = tuple[str, str, int]
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum an array in place over all ranks with the MPI library; add 16-bit floats in float32.
 
-    The MPI library does not report its traffic. Instead, the meter counts the minimum bytes that
-    any allreduce sends per rank (lower bound of Patarasuk & Yuan 2009).
+    The MPI library does not report its traffic. The traffic meter counts the minimum bytes that any
+    allreduce sends per rank. Patarasuk & Yuan 2009 prove the lower bound of an allreduce's bytes.
 
     Args:
         wait_policy: The wait policy of this rank.
@@ -196,8 +196,7 @@ class Reductions:
     def allreduce_in_rounds(self, buffer: np.ndarray, algorithm: str) -> dict[int, np.ndarray]:
         """Sum a buffer in place by message rounds; return a copy of the buffer after each round.
 
-        Returns: A dictionary that maps each round number, from 1, to a copy of the buffer after the
-            round.
+        Returns: A copy of the buffer after each round, by round number from 1.
         """
         snapshots: dict[int, np.ndarray] = {}
         self._executor.watch = lambda number, values: snapshots.update({number: values.copy()})
@@ -273,7 +272,7 @@ class Reductions:
 
         Args:
             steps: The plan of this rank's messages between the hosts.
-            parts: The number of parts into which the buffer is divided; the i-th rank of each host
+            parts: The number of parts into which the buffer is divided. The i-th rank of each host
                 exchanges part i with other hosts.
             length: The number of elements of the buffer.
         """

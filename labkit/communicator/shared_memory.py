@@ -91,8 +91,8 @@ class Flags:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # A rank may overwrite its previous call code in `agree`, because all ranks have already
-        # read the previous code.
+        # In `agree`, a rank may overwrite the code of its previous call. All ranks have already
+        # read the code of the previous call.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
@@ -101,9 +101,10 @@ class Flags:
     def agree_to_continue(self, location: str) -> None:
         """Wait as in `agree`; afterwards, all ranks continue, or all ranks raise an error.
 
-        One rank may notice a failure on another host before the other ranks do. Without a vote, the
-        other ranks would continue to a call that waits for the rank that raised an error. Each rank
-        votes on whether to continue, and the first vote decides for all ranks.
+        One rank may notice a failure on another host before the other ranks do. Without a vote,
+        ranks would continue after another rank has raised an error. The continuing ranks would wait
+        in a call for the failed rank. Each rank votes on whether to continue, and the first vote
+        decides for all ranks.
         """
         try:
             self.agree(location)
@@ -154,11 +155,12 @@ class Flags:
 class SharedMemory:
     """Buffers in the shared memory of a host, and allreduce over these buffers.
 
-    Each of p ranks sums 1/p of the elements over all buffers, in rank order, and writes this part
-    of the sum into each buffer. For buffers of n bytes, each rank does p-1 reads and p writes of
-    n/p bytes, and sends no message. If all ranks share one result buffer, each rank writes its part
-    of the sum only once. Flags synchronize the ranks; the first call that needs the flags creates
-    them.
+    Each of p ranks sums 1/p of the elements over all buffers. The values of the ranks are added in
+    rank order. Each rank writes its part of the sum into each buffer. With p ranks, each rank does
+    p-1 reads and p writes per allreduce. For p buffers of n bytes, each read or write has n/p
+    bytes. Allreduce in shared memory sends no message. If all ranks share one result buffer, each
+    rank writes its part of the sum only once. Flags synchronize the ranks; the first call that
+    needs the flags creates them.
 
     Args:
         wait_policy: The wait policy for waits among the ranks of this host.
@@ -332,8 +334,8 @@ class SharedMemory:
             into: The array for the result; None: write the result into all `parts`.
         """
         rank, places = self._comm.rank, parts if into is None else [into]
-        # The sum may overwrite this rank's part of the buffer block by block if the input `local`
-        # lies elsewhere.
+        # The sum can overwrite this rank's part of the buffer block by block. For a block-wise sum,
+        # the input `local` must lie outside the buffer.
         first = 0 if into is not None or np.may_share_memory(local, parts[rank]) else rank
         step = BLOCK // local.itemsize
         for start in range(0, len(local), step):
@@ -369,14 +371,14 @@ def _make_place(views: list[np.ndarray], location: str) -> SharedRegion:
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
     """Add two or more arrays in the given order; multiply each array by its share before.
 
-    Each array is multiplied before the addition, because the sum of large values can overflow even
-    if their mean does not. 16-bit floats are added in float32 and rounded once.
+    Each array is multiplied by its share before the addition. The sum of large values can overflow
+    even if their mean does not. The function adds 16-bit floats in float32 and rounds the sum once.
 
     Args:
         values: The arrays, all of one length and dtype.
         shares: The factor of each array; None: all factors are 1.
-        total: The array into which the sum is written; it may be the first of `values`, but not a
-            later one.
+        total: The array into which the sum is written. The array `total` may be the first of
+            `values`, but not a later one.
     """
     kind = np.dtype(np.float32) if is_16_bit_float(total.dtype) else total.dtype
     result = total if kind == total.dtype else np.empty(len(total), kind)

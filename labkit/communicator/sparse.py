@@ -51,8 +51,8 @@ class SparseSum:
     """The addition and serialization of chunks of sparse vectors, for any allreduce schedule.
 
     Args:
-        edges: The indices at which the chunks of the vector start and end, an array of shape
-            (chunks + 1,).
+        edges: The indices at which the chunks of the vector start and end. The array `edges` has
+            the shape (chunks + 1,).
         dtype: The dtype of the values.
         row: The shape of one element; () if each element is a number.
 

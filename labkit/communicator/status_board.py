@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The relay thread polls for bulletins (status rows) of other hosts every `POLL_INTERVAL` seconds.
 POLL_INTERVAL = 0.02
-# If no rank waits for a confirmation, the relay thread sends a bulletin to each host every
-# `SEND_INTERVAL` seconds.
+# The relay thread sends a bulletin to each host every `SEND_INTERVAL` seconds. The thread sends
+# earlier if a rank waits for a confirmation.
 SEND_INTERVAL = 0.1
 # The call `close(patient=True)` waits at most `CLOSE_TIMEOUT` seconds for the last bulletins
 # (status rows) of other hosts.
@@ -43,13 +43,13 @@ class Relay:
     most one bulletin is in flight per direction, so bulletins do not accumulate on a broken link.
 
     The threads of a host's other ranks only wait until all earlier ranks of the host have died. If
-    the first rank of a host dies under ULFM (`mpiexec --with-ft ulfm`), the thread of the host's
-    next rank takes over the relay. After a takeover, the relays of other hosts exchange bulletins
+    a host's first rank dies, the next rank's thread runs the relay. A takeover of the relay needs
+    ULFM (`mpiexec --with-ft ulfm`). After a takeover, the relays of other hosts exchange bulletins
     with the new relay thread.
 
     Args:
-        comm: An mpi4py communicator of all ranks, in the order of the table's rows; only relay
-            threads use it.
+        comm: An mpi4py communicator of all ranks, in the order of the table's rows. Only relay
+            threads use the communicator `comm`.
         table: The status table of this host.
         clock: The clock of this host.
     """
@@ -70,8 +70,8 @@ class Relay:
         """Send the last bulletin to every other host, and end the thread.
 
         Args:
-            patient: Whether to wait up to 3 s for the last bulletins of other hosts, whose relays
-                must then close at the same time.
+            patient: Whether to wait up to 3 s for other hosts' last bulletins. With `patient`, the
+                relays of all hosts must close at the same time.
 
         Returns:
             Whether the last bulletins of all other hosts have arrived.
@@ -162,8 +162,8 @@ class _Peer:
         from mpi4py import MPI
 
         self._comm, self._number, self._table = comm, number, table
-        # The first living rank of the other host, which is first in the list `_ranks`, runs that
-        # host's relay.
+        # The first living rank of the other host runs that host's relay. The list `_ranks` starts
+        # with the first living rank of the other host.
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
@@ -270,9 +270,9 @@ class StatusBoard:
     """The status of all ranks: one row per rank with its call, the call's start, and any failure.
 
     The rows are bytes in memory that the ranks of a host share. Writing a status takes about a
-    microsecond. A rank can even read the row of a rank that hangs in a computation, because reading
-    needs no reply. A thread of each host's first rank sends the rows to the other hosts, see
-    `Relay`. The rows of other hosts are a few tenths of a second old.
+    microsecond. A read of a row needs no reply from the row's rank. A rank can therefore read even
+    the row of a rank that hangs. A thread of each host's first rank sends the rows to the other
+    hosts, see `Relay`. The rows of other hosts are a few tenths of a second old.
 
     Args:
         comm: The mpi4py communicator of the ranks.
@@ -436,8 +436,8 @@ class StatusBoard:
         """Report that the progress numbers (counts) of this rank no longer change.
 
         Args:
-            time: The number of the phase, from 1, in which the counts stay constant; 0 if the
-                counts change again.
+            time: The number of the phase, from 1, in which the counts stay constant. The number 0
+                means that the counts change again.
         """
         self._row["stands"] = time
 
@@ -465,8 +465,7 @@ class StatusBoard:
     def _wait_until_confirmed(self) -> None:
         """Wait until all hosts have received the row of this rank.
 
-        Before all hosts have received the row, this rank must not enter a call that other ranks
-        will skip.
+        Before a call that other ranks skip, all hosts must receive this rank's row.
 
         Raises:
             RankFailed: Another rank has failed during the wait.

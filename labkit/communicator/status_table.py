@@ -1,15 +1,15 @@
 """The status table: one row for each rank, in memory that the ranks of a host share.
 
-Every host has one table. Each rank writes its own row. The rows of other hosts arrive in bulletins;
-a bulletin is a message with all rows of one host.
+Every host has one table. Each rank writes its own row. The rows of other hosts arrive in bulletins.
+A bulletin is a message with all rows of one host.
 
 Inspection of other processes on this host, including processes that hang.
 
-Each inspected process has an unnamed in-memory file (memfd). When the process receives the signal
-SIGUSR2, a handler writes the Python stack of the main thread into the memfd of the process. The
-handler is C code that does not need Python's global interpreter lock, so it also works while the
-process runs inside a library call. The inspecting process reads the memfd of another process
-through /proc, so no shared folder is needed.
+Each inspected process has an unnamed in-memory file (memfd). At the signal SIGUSR2, a handler
+writes the Python stack of the main thread. The handler writes the stack into the process's
+in-memory file (memfd). The handler is C code that does not need Python's global interpreter lock.
+The handler also works while the process runs inside a library call. The inspecting process reads
+the memfd of another process through /proc, so no shared folder is needed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import psutil
 from labkit.communicator.clock import Clock
 
 PLACE = 120  # The constant `PLACE` is the maximum length in bytes of a call's name.
-# The constant `LOOK` is the maximum length in bytes of a snapshot of a process (its state and code
-# line).
+# A snapshot of a process has at most `LOOK` bytes. A snapshot contains the state and the code line
+# of a process.
 LOOK = 160
 # The constant `CAUSE` is the maximum length in bytes of the text that describes a failure.
 CAUSE = 352
@@ -43,15 +43,16 @@ PEERS = 64  # Messages with checksums are counted for at most `PEERS` ranks.
 COUNTS = 5  # Each rank publishes `COUNTS` progress numbers, whose meaning the caller defines.
 NEVER = np.iinfo(np.int64).max
 
-# A host counts as silent if a relay thread polls for `Limits.silent` seconds and receives none of
-# the host's status bulletins. The relay thread sends ten bulletins (status rows) per second to each
-# other host. Python switches between threads every 5 ms, so Python code that computes does not
-# delay the relay's bulletins. Waits, traces and debuggers do not delay the relay thread's status
-# bulletins. A call delays the status bulletins only if it holds Python's global interpreter lock
-# for longer than `Limits.silent`. After an outage of 5 s, a link delivers again after 6 to 8 s,
-# because TCP retransmits after 0.2, 0.4, 0.8 … s. Open MPI sends a status bulletin only after all
-# earlier messages to the same host. If one long message occupies a slow link for more than
-# `Limits.silent` seconds, set OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
+# A host counts as silent after `Limits.silent` seconds without a status bulletin. The relay thread
+# must poll for bulletins during the `Limits.silent` seconds. The relay thread sends ten bulletins
+# (status rows) per second to each other host. Python switches between threads every 5 ms, so Python
+# code that computes does not delay the relay's bulletins. Waits, traces and debuggers do not delay
+# the relay thread's status bulletins. A call delays the status bulletins only if it holds Python's
+# global interpreter lock for longer than `Limits.silent`. After an outage of 5 s, a link delivers
+# again after 6 to 8 s. TCP waits 0.2, 0.4, 0.8 … s before successive retransmissions. Open MPI
+# sends a status bulletin only after all earlier messages to the same host. If one long message
+# occupies a slow link for more than `Limits.silent` seconds, set
+# OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
 
 # A rank writes the fields of its status row in the order of `ROW`. A reader that sees `failed` or
 # `waiting` set also sees the new values of all earlier fields of the row.
@@ -108,10 +109,10 @@ class StatusTable:
 
     Attributes:
         rows: The status rows of all ranks, in rank order.
-        confirmed: For each pair (host, rank), the newest version number `mark` of the rank's row
-            that the host has received.
-        bulletin_times: The arrival time of each host's latest bulletin (status rows); infinite if
-            the host sends no more bulletins.
+        confirmed: For each pair (host, rank), the newest row version that the host has received.
+            The field `mark` of a row is the row's version number.
+        bulletin_times: The arrival time of each host's latest bulletin (status rows). The arrival
+            time is infinite if the host sends no more bulletins.
         poll_time: The time when this host's relay last polled for bulletins of other hosts.
         local_ranks: The ranks of this host.
     """
@@ -169,9 +170,9 @@ class StatusTable:
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Write the rows of this host into a bulletin."""
         # A rank may change its status row while the relay thread copies the row. A bulletin's
-        # fields `mark` and `stands` come from an earlier read, so all other fields are at least as
-        # new. If a rank enters another call while its row is read, the bulletin does not report the
-        # rank as waiting.
+        # fields `mark` and `stands` come from an earlier read. All other fields of a bulletin are
+        # at least as new. A rank may enter another call while its row is read. If the call changes
+        # during the read, the bulletin reports no wait.
         before = self.rows[self.local_ranks]
         rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
@@ -209,7 +210,7 @@ class StatusTable:
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.
         """
-        # A host's silence is measured until the relay thread's last poll; otherwise, a delayed
+        # A host's silence is measured until the relay thread's last poll. Otherwise, a delayed
         # relay thread would find every host silent.
         number = int(np.argmin(self.bulletin_times))
         seconds = float(self.poll_time - self.bulletin_times[number])

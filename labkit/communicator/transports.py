@@ -20,8 +20,8 @@ AnyMailbox: TypeAlias = Mailbox | EagerMailbox
 
 
 # Each function in the table `TRANSPORTS` opens a mailbox, which sends and receives messages. A
-# function in `TRANSPORTS` takes the communicator, the bytes of each route (sender, receiver), and
-# the rank of each endpoint.
+# function in `TRANSPORTS` takes the communicator and the bytes of each route. The function also
+# takes the rank of each endpoint (sender or receiver).
 TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], AnyMailbox]] = {
     "two_sided": lambda communicator, routes, hosts: communicator.mailbox(hosts),
     "one_sided": lambda communicator, routes, hosts: communicator.eager_mailbox(routes, hosts),
@@ -43,8 +43,7 @@ def open_mailbox(
         transport: The name of a transport in `TRANSPORTS`.
         communicator: The Communicator of the ranks that exchange messages.
         routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
-        hosts: Sequence with the rank of each endpoint (such as a worker); by default, each rank is
-            one endpoint.
+        hosts: The rank of each endpoint, such as a worker. By default, each rank is one endpoint.
 
     Raises:
         InvalidInput: The transport is unknown.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Traffic:
     """The messages, bytes and seconds of one rank's communication; the counts never decrease.
 
-    For collectives of the MPI library, `wire_bytes` and `link_bytes` count the minimum number of
-    bytes that any algorithm must send.
+    Any algorithm for a collective must send a minimum number of bytes. For MPI's collectives,
+    `wire_bytes` and `link_bytes` count the minimum number of bytes.
 
     Attributes:
         messages: The number of messages sent.
@@ -74,10 +74,10 @@ _TAGS = 1 << 27
 class WaitPolicy:
     """The waits of one rank inside named calls; a wait raises an error if another rank fails.
 
-    The name of a call contains everything on which the ranks must agree: its purpose, the
-    operation, and the type of the data. Ranks exchange the CRC-32 of the call's name before the
-    call, or use it as the tag of the call's messages. The CRC-32 ensures that a rank never receives
-    data of another call.
+    The name of a call contains everything on which the ranks must agree. A call's name contains its
+    purpose, its operation, and its type of data. Ranks exchange the CRC-32 of the call's name
+    before the call. In some calls, the CRC-32 is instead the tag of the call's messages. The CRC-32
+    ensures that a rank never receives data of another call.
 
     Args:
         comm: The mpi4py communicator of the ranks that wait for each other.
@@ -85,9 +85,8 @@ class WaitPolicy:
         traffic: The traffic meter, which also counts seconds of waits.
         clock: The clock that measures the waits.
         timeout: Seconds after which a wait raises `WaitTooLong`.
-        outer: The wait policy of the larger group from which the ranks of `comm` were split;
-            failures in the larger group also end waits of `comm`. If `outer` is None, there is no
-            larger group.
+        outer: The wait policy of the larger group from which `comm` was split. Failures in the
+            larger group also end waits of `comm`. If `outer` is None, there is no larger group.
 
     Attributes:
         comm, board, traffic, clock: The constructor's arguments of the same names, for use by other
@@ -137,8 +136,8 @@ class WaitPolicy:
 
         Args:
             nbytes: The number of bytes that this rank sends.
-            out: The part of `nbytes` that this rank sends to other hosts; ignored if all ranks are
-                on one host.
+            out: The part of `nbytes` that this rank sends to other hosts. If all ranks are on one
+                host, `out` is ignored.
         """
         self.traffic.messages += 1
         self.traffic.wire_bytes += nbytes
@@ -291,17 +290,17 @@ class WaitPolicy:
     def sleep_until(self, moment: float) -> None:
         """Sleep until the clock shows `moment`, without checks for failures."""
         self.clock.sleep(max(0.0, moment - self.clock.now() - SLEEP_OVERRUN))
-        # The attribute `polite` is read after the first sleep, because another thread may change
-        # the attribute during the sleep.
+        # The attribute `polite` is read after the first sleep. Another thread may change the
+        # attribute `polite` during the sleep.
         self.clock.sleep_until(moment, exact=not self.polite)
 
     def pause(self, polls: int) -> None:
         """Yield the core between two polls; check for failures regularly if the wait is long.
 
-        A short wait polls without sleeping (it spins). A longer wait sleeps between polls, because
-        a spin loop would slow down a rank on the other hyperthread of the core. Each sleep lasts 1
-        % of the wait so far, but at least 20 µs and at most 1 ms. Waiting ranks sleep, so a core
-        remains free for the computing rank even if many ranks wait.
+        A short wait polls without sleeping (it spins). A longer wait sleeps between two polls. A
+        spin loop would slow down a rank on the core's other hyperthread. Each sleep lasts 1 % of
+        the wait so far. Each sleep lasts at least 20 µs and at most 1 ms. Waiting ranks sleep, so a
+        core remains free for the computing rank even if many ranks wait.
 
         Args:
             polls: The number of polls that this wait has made so far.

@@ -44,8 +44,8 @@ def world(
         os.environ.setdefault(name, value)
     from mpi4py import MPI
 
-    # If srun starts tasks without PMIx, MPI treats each task as a world of one rank and raises no
-    # error.
+    # Without PMIx, MPI treats each srun task as a world of one rank. MPI raises no error if srun
+    # starts tasks without PMIx.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and MPI.COMM_WORLD.size == 1 and "PMIX_RANK" not in os.environ:
         raise LabkitError(
@@ -68,8 +68,8 @@ def join(
 ) -> Communicator | None:
     """Return the Communicator of the working ranks; the other ranks wait in this call as spares.
 
-    A spare rank returns from this call when it has replaced a dead rank, or when it is no longer
-    needed.
+    A spare rank returns from this call when it has replaced a dead rank. A spare rank also returns
+    when the call no longer needs it.
 
     Args:
         ranks: Numbers in MPI.COMM_WORLD of all participating ranks, which alone call the function.
@@ -122,8 +122,8 @@ RESERVE_POLL_INTERVAL = 1e-3
 class RecoveryBarrier:
     """A barrier that works after failed calls, because it has its own MPI communicator.
 
-    A failed call may leave pending messages on its own communicator, but not on the separate
-    communicator of the RecoveryBarrier.
+    A failed call may leave pending messages on its own communicator. The RecoveryBarrier has a
+    separate communicator without pending messages of failed calls.
 
     Args:
         comm: The mpi4py communicator of the ranks, which the RecoveryBarrier duplicates.

@@ -69,8 +69,8 @@ def _dtypes(payload: Payload) -> Mapping[str, np.dtype]:
 class ExpectedResidual:
     r"""A rank's expected residual: the sum of all gradients minus the sum of all sent tensors.
 
-    \(e_T = \sum_t g_t - \sum_t s_t\), with gradients g and sent tensors s, is computed in float64
-    without the compressor's state.
+    The residual \(e_T = \sum_t g_t - \sum_t s_t\) is computed in float64. The residual's symbols
+    are gradients g and sent tensors s. The computation does not use the compressor's state.
     """
 
     def __init__(self) -> None:
@@ -243,8 +243,8 @@ class Compressor(Checked):
         """
         import tensorflow as tf
 
-        # The prime factor 65,537 exceeds any number of ranks, so rank-specific keys never collide,
-        # even if seeds differ by 1.
+        # The prime factor 65,537 exceeds any number of ranks. Keys of different ranks therefore
+        # never collide, even if seeds differ by 1.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 
@@ -346,8 +346,8 @@ def next_key(key: Tensor) -> Tensor:
     """Return the key of the next step's random choices."""
     import tensorflow as tf
 
-    # The first number of a random key stays constant, so keys that differ between ranks at the
-    # start never become equal.
+    # The first number of a random key stays constant. Keys that differ between ranks at the start
+    # therefore never become equal.
     return key + tf.constant([0, 1], tf.int32)
 
 
@@ -365,8 +365,8 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
 def run_fused(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Run a function as a separate XLA-compiled cluster inside a traced TensorFlow function.
 
-    XLA fuses all operations of one cluster into one pass over memory, and repeats a shared
-    computation for each of its consumers.
+    XLA fuses all operations of one cluster into one pass over memory. XLA repeats a shared
+    computation for each consumer of its result.
     """
     import tensorflow as tf
 
@@ -400,8 +400,8 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     )
 
 
-# A field of the type `Nested` contains a compressor, and accepts an object, a name, or the JSON
-# form.
+# A field of the type `Nested` contains a compressor. A `Nested` field accepts an object, a name, or
+# the JSON form.
 Nested = Annotated[
     Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())
 ]

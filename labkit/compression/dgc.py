@@ -32,13 +32,13 @@ STAGES = 4
 class DGC(Compressor):
     r"""Each rank applies momentum locally, and sends the largest accumulated elements.
 
-    The velocity u and the accumulation v are updated by \(u \leftarrow m u + g\), \(v \leftarrow v
-    + u\), where g is the gradient and m the momentum. The largest elements of the accumulation v
-    are sent; then u and v are set to zero at the sent indices (momentum factor masking).
-    The conservation law is: v after the step + sent elements = v before the step + u. In the four
-    quarters of the warm-up, ranks send the fractions \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the
-    elements, but at least the fraction `ratio`. The optimizer must be SGD without momentum, because
-    DGC applies the momentum.
+    The velocity is \(u \leftarrow m u + g\), with momentum m and gradient g. The accumulation is
+    \(v \leftarrow v + u\), with the velocity u. The largest elements of the accumulation v are
+    sent. Momentum factor masking sets velocity and accumulation to zero at the sent indices. The
+    conservation law is: v after the step + sent elements = v before the step + u. In each quarter
+    of the warm-up, ranks send a smaller fraction of the elements. The fractions are \(4^{-1},
+    4^{-2}, 4^{-3}, 4^{-4}\), but at least the fraction `ratio`. The optimizer must be SGD without
+    momentum, because DGC applies the momentum.
 
     Args:
         ratio: The fraction of elements that are sent after the warm-up.
@@ -124,7 +124,7 @@ class DGC(Compressor):
         import tensorflow as tf
 
         # A single XLA loop updates velocity and accumulation. The selection of elements is outside
-        # the XLA cluster, because the number of selected elements is unknown at compile time.
+        # the XLA cluster. The number of selected elements is unknown at compile time.
         velocity, accumulation = run_fused(self.accumulate, tensor, velocity, accumulation, limit)
         indices, values = TopK(ratio=density).select(accumulation, key)
         # Momentum factor masking (Lin et al. 2018) sets the velocity of sent elements to zero. The
@@ -176,10 +176,10 @@ def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
 class ExpectedAccumulation(ExpectedResidual):
     r"""The expected accumulation: the sum of all velocities minus the sum of all sent tensors.
 
-    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), with velocity u,
-    accumulation v, clipped gradient g, sent tensor s, and a mask M that is 1 at sent elements. The
-    formulas of u and v are the momentum correction and the momentum factor masking of Lin et al.
-    2018.
+    With momentum m and clipped gradient g, the velocity is \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\).
+    The mask M is 1 at sent elements. With sent tensor s, the accumulation is \(v_T = \sum_t u_t -
+    \sum_t s_t\). The formulas of u and v are the momentum correction and the momentum factor
+    masking of Lin et al. 2018.
     """
 
     def __init__(self, compressor: DGC, ranks: int) -> None:

@@ -2,16 +2,16 @@
 
 Functions that pack integer codes of 1 to 8 bits into bytes.
 
-The codes are divided into several equal ranges, and a byte contains one code from each range, so
-that packing works on whole vectors. Example: the positions of 20 signs (1 bit each) in 3 bytes,
-with 4 bits of padding (-):
+The codes are divided into several equal ranges. A byte contains one code from each range.
+Operations on whole vectors can therefore pack the codes. Example: the positions of 20 signs (1 bit
+each) in 3 bytes, with 4 bits of padding (-):
 
     byte 0    bits 0 … 7 =  0  3  6  9 12 15 18  -
     byte 1                  1  4  7 10 13 16 19  -
     byte 2                  2  5  8 11 14 17  -  -
 
-The low 2 bits of each 3-bit code are packed first, and the third bits follow in later bytes.
-Likewise, codes of 5, 6 or 7 bits are split into parts of 4, 2 and 1 bits.
+The low 2 bits of each 3-bit code are packed first. The third bits of all 3-bit codes follow in
+later bytes. Likewise, codes of 5, 6 or 7 bits are split into parts of 4, 2 and 1 bits.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         bits: The width of a code in bits, the same as in `pack`.
         length: The number of codes, int32 ().
         value: Function that maps an array of codes to their values, element by element. `value` is
-            called for each range of codes separately, because XLA takes five times as long for one
-            call on the concatenated ranges.
+            called for each range of codes separately. One XLA call on the concatenated ranges takes
+            five times as long.
     """
     import tensorflow as tf
 
@@ -125,7 +125,8 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         m = -(-length // per_byte)
         counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(per_byte)]
         fields = [_shifted(packed[:n], -i * width, width) for i, n in enumerate(counts)]
-        # A code of 1, 2, 4 or 8 bits is decoded range by range, without a vector of all codes.
+        # A code of 1, 2, 4 or 8 bits is decoded range by range. The decoder of separate ranges
+        # needs no vector of all codes.
         if width == bits:
             return tf.concat([value(field) for field in fields], 0)
         part = _shifted(tf.concat(fields, 0), first, 8)
@@ -148,7 +149,7 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield the width (8, 4, 2 or 1 bits) and the first bit of each part of a code."""
+    """Yield the width and the first bit of each part of a code."""
     first = 0
     for width in (8, 4, 2, 1):
         if bits & width:
@@ -171,8 +172,8 @@ def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
 # The constant `GAMMA` is an odd number near 2**32 divided by the golden ratio. Multiplication with
 # the constant `GAMMA` maps neighbouring indices to distant numbers.
 GAMMA = 0x9E3779B9
-# Multiplication with the factors in `ROUNDS` makes a flipped input bit flip about half of the bits
-# of the hash.
+# Multiplication with the factors in `ROUNDS` mixes the bits of the hash. One flipped input bit
+# flips about half of the bits of the hash.
 ROUNDS = (0x7FEB352D, 0x846CA68B)
 
 
@@ -180,10 +181,10 @@ def uniform(length: int, key: Tensor) -> Tensor:
     r"""Return random numbers, uniform in [0, 1); different keys give different numbers.
 
     The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\),
-    divided by \(2^{23}\). The factor γ is `GAMMA`, and each hash h adds one half of the key,
-    shifts, and multiplies modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses
-    the generator and the use of its numbers into one loop. The random numbers are good enough for
-    rounding, but not for cryptography.
+    divided by \(2^{23}\). The factor γ is the constant `GAMMA`. Each hash h adds one half of the
+    key to its input. Each hash h then shifts, and multiplies modulo \(2^{32}\). Each random number
+    needs three 32-bit products. XLA fuses the generator and the use of its numbers into one loop.
+    The random numbers are good enough for rounding, but not for cryptography.
 
     Args:
         length: The number of random numbers.
@@ -205,15 +206,15 @@ def uniform(length: int, key: Tensor) -> Tensor:
     number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * GAMMA + half
     number = _round(number, ROUNDS[0]) + other
     number = _round(number, ROUNDS[1])
-    # The upper bits of the hash become the mantissa of a float in [1, 2), which is faster than
-    # int-to-float conversion.
+    # The upper bits of the hash become the mantissa of a float in [1, 2). Bit operations on the
+    # mantissa are faster than int-to-float conversion.
     mantissa = tf.bitwise.right_shift(number, tf.constant(9, tf.uint32))
     one = tf.constant(0x3F800000, tf.uint32)
     return tf.bitcast(tf.bitwise.bitwise_or(mantissa, one), tf.float32) - 1.0
 
 
 def _hash(word: Tensor) -> Tensor:
-    """Return a hash of a 32-bit word; each bit of the hash depends on all bits of the word."""
+    """Return a hash whose bits each depend on all bits of the 32-bit word."""
     for factor in ROUNDS:
         word = _round(word, factor)
     return word

@@ -28,18 +28,20 @@ from labkit.compression.quantization import max_magnitudes
 class PowerSGD(Compressor):
     r"""One power iteration gives two thin factors per matrix; allreduces compute their means.
 
-    \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\), \(\bar g = P
-    Q^\top\), where \(M_r\) is the n × m gradient matrix of rank r, and \(P\), \(Q\) are the
-    factors. If each factor has k columns, \(k (n + m)\) numbers are sent instead of \(n m\).
-    PowerSGD works best when it is wrapped in `ErrorFeedback`. Vectors, and matrices smaller than
-    their factors, are sent unchanged. For elements near the largest float the approximation may
-    overflow to infinity.
+    For the gradient matrices \(M_r\) of the ranks r, the factors are \(P =
+    \mathrm{orth}(\mathrm{mean}(M_r Q))\) and \(Q = \mathrm{mean}(M_r^\top P)\). The product \(\bar
+    g = P Q^\top\) of the factors approximates the mean gradient. Each gradient matrix \(M_r\) has n
+    rows and m columns. If each factor has k columns, \(k (n + m)\) numbers are sent instead of \(n
+    m\). PowerSGD works best when it is wrapped in `ErrorFeedback`. Vectors, and matrices smaller
+    than their factors, are sent unchanged. For elements near the largest float the approximation
+    may overflow to infinity.
 
     Args:
         approximation_rank: The number of columns of each factor; fewer columns mean fewer bytes and
             a larger error.
-        warm_start: Whether each iteration starts with the Q of the previous step, which improves
-            the approximation; if False, Q is random.
+        warm_start: Whether each iteration starts with the factor Q of the previous step. A start
+            with the previous Q improves the approximation. If `warm_start` is False, each iteration
+            starts with a random Q.
 
     Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Difference
     from the paper: labkit orthogonalises with Householder's QR instead of Gram-Schmidt, so that a
@@ -79,11 +81,11 @@ class PowerSGD(Compressor):
             mean = yield Mean(tensor)
             return Reduced(mean, tensor, (next_key(key), q))
         if not self.warm_start:
-            # All ranks draw the matrix Q from a common random key, because only factors for the
-            # same Q can be averaged.
+            # All ranks draw the matrix Q from a common random key. Only factors for the same matrix
+            # Q can be averaged.
             q = self.random(key, q.shape[0])
-        # The mean of the ranks' products M Q equals mean(M) Q, so the gradient matrix M itself is
-        # never sent.
+        # The mean of the ranks' products M Q equals mean(M) Q. The gradient matrix M itself is
+        # therefore never sent.
         p = yield Mean(compiled(self, "project")(tensor, q))
         p, local_q = compiled(self, "project_back")(tensor, p)
         q = yield Mean(local_q)
@@ -125,32 +127,33 @@ class PowerSGD(Compressor):
         return tf.reshape(tf.matmul(p, q, transpose_b=True), [-1])
 
     def project(self, tensor: Tensor, q: Tensor) -> Tensor:
-        """Return the product M Q, up to a scale, for the gradient matrix M; its shape is (n, r)."""
+        """Return the product M Q (n, r) for the gradient matrix M, up to a scale."""
         import tensorflow as tf
 
         # XLA reads the large matrix in place, while TensorFlow without XLA would copy it first.
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # Q is divided by the number of columns of M, so that no element of M Q exceeds M's largest
-        # element.
+        # The factor Q is divided by the number of columns of the gradient M. After the division, no
+        # element of M Q exceeds M's largest element.
         q = _directions(tf.cast(q, tensor.dtype)) / max(matrix.shape[1], 1)
         return run_fused(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sP (n, r) and MᵀP/s (m, r) for gradient M, orthonormal P; s is a power of two."""
+        """Return the factors sP and MᵀP/s of the gradient M, for a power of two s."""
         import tensorflow as tf
 
         p = tf.linalg.qr(_directions(p)).q
-        # The matrix is read by rows, because an (r, n) by (n, m) product is faster than (m, n) by
+        # The gradient matrix is read by rows. An (r, n) by (n, m) product is faster than (m, n) by
         # (n, r).
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # A column's norm is at most √n times its largest element, so the division by s ≥ √n keeps
-        # the product finite. Products with a power of two, such as s, have no rounding error.
+        # The norm of n elements is at most √n times the largest element. The division by s ≥ √n
+        # keeps the product with the matrix finite. Products with a power of two, such as s, have no
+        # rounding error.
         s = 2.0 ** ((matrix.shape[0].bit_length() + 1) // 2)
         rows = run_fused(tf.matmul, tf.transpose(p / s), matrix)
         return p * s, tf.transpose(rows)
 
     def expand(self, like: Tensor, p: Tensor, q: Tensor, local_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return P times the mean Q, and P times this rank's Q, both in the shape of the layer."""
+        """Return the products of P with the mean Q and with this rank's Q."""
         import tensorflow as tf
 
         mean, sent = (run_fused(tf.matmul, p, tf.transpose(factor)) for factor in (q, local_q))

@@ -65,8 +65,8 @@ def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
 
     if size is None:
         return values * scales
-    # The number of full blocks is computed at run time, because the length of sparse payloads
-    # differs between training steps.
+    # The number of full blocks is computed at run time. The length of sparse payloads differs
+    # between training steps.
     whole = tf.size(values) // size
     rows = tf.reshape(values[: whole * size], [whole, size]) * scales[:whole, None]
     return tf.concat([tf.reshape(rows, [-1]), values[whole * size :] * scales[whole:]], 0)
@@ -75,8 +75,8 @@ def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
 def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tensor:
     r"""Round randomly to signed levels; the expected value of level · unit equals the element.
 
-    The level is \(\ell = \mathrm{sign}(v) \lfloor |v| / \mathrm{unit} + u \rfloor\) for an element
-    v, with u uniform in [0, 1).
+    The level of an element v is \(\ell = \mathrm{sign}(v) \lfloor |v| / \mathrm{unit} + u
+    \rfloor\). The random number u is uniform in [0, 1).
 
     Args:
         tensor: The tensor to round, (n,), with magnitudes up to `max_level` units.
@@ -103,14 +103,16 @@ NAN_VALUE = -128.0
 class Int8(Compressor):
     r"""Sends 1 byte per element, an integer from -127 to 127, and one scale per block.
 
-    \(q = \mathrm{round}(127\, g / m)\) and \(\hat g = q\, m / 127\), where \(m = \max |g|\), so
-    that \(|\hat g - g| \le m / 254\). Rounding to nearest is biased; with `ErrorFeedback`, the
+    The integers are \(q = \mathrm{round}(127\, g / m)\), with the scale \(m = \max |g|\). The
+    decoded gradient is \(\hat g = q\, m / 127\) for integers q and scale m. The error of an element
+    is at most \(m / 254\) for the scale m. Rounding to nearest is biased; with `ErrorFeedback`, the
     rounding error is added to the next gradient.
 
     Args:
         block: The number of consecutive elements that share a scale; None: the whole bucket.
-        channels: Whether each output channel of a layer (the last axis of the layer's weights) has
-            a separate scale. With `channels`, each layer is compressed separately.
+        channels: Whether each output channel of a layer has a separate scale. The output channels
+            are the last axis of a layer's weights. With `channels`, each layer is compressed
+            separately.
 
     Source: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016, arXiv
     1511.04561. Difference from the paper: linear, symmetric steps instead of the paper's dynamic
@@ -202,15 +204,16 @@ def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
 class QSGD(Compressor):
     r"""Sends one norm per bucket, and for each element a sign and a randomly rounded level.
 
-    \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
-    numbers around \(s |g_i| / \|g\|\). The expectation is \(E\,\hat g = g\). The variance is \(E
-    \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. Each element
-    is encoded in the smallest whole number of bits for 2 s + 1 values, where s is the number of
-    levels: 2, 4, 8 bits for s = 1, 7, 127.
+    For s levels, the decoded element is \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\). The
+    level \(\xi_i\) is one of the two whole numbers around \(s |g_i| / \|g\|\). The expectation is
+    \(E\,\hat g = g\). With d elements per norm and s levels, the variance has an upper bound: \(E
+    \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\). Each element is encoded as one of 2 s
+    + 1 values. The width of a code depends on the number s of levels: 2, 4, 8 bits for s = 1, 7,
+    127.
 
     Args:
         levels: The number s of levels, from 1 to 127.
-        bucket: The number of elements that share a norm; larger buckets send fewer bytes, but their
+        bucket: The number of elements that share a norm. Larger buckets send fewer bytes, but their
             decoded values have a larger variance. If `bucket` is None, all elements share one norm.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
@@ -278,9 +281,10 @@ NAN_CODE = np.uint8(3)
 class TernGrad(Compressor):
     r"""Each element is rounded randomly to one of three values, in 2 bits.
 
-    \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\) with \(s = \max |g|\), where \(b_i\) is 1 with
-    probability \(|g_i| / s\) and 0 if not. The decoded tensor \(\hat g\) is unbiased, \(E\,\hat g =
-    g\), and its error is \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\). Clipping elements to `clip`
+    The decoded element is \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\), with the scale \(s = \max
+    |g|\). The random bit \(b_i\) is 1 with probability \(|g_i| / s\), and otherwise 0. The decoded
+    tensor \(\hat g\) is unbiased: its expectation is \(E\,\hat g = g\). For the scale s, the
+    squared error is \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\). Clipping elements to `clip`
     standard deviations reduces the scale s, but makes the decoded tensor biased.
 
     Args:
@@ -367,10 +371,10 @@ class Float16(Compressor):
 class BFloat16(Compressor):
     r"""Sends the upper 2 bytes of each float32; an allreduce sums the bfloat16 values.
 
-    \(\hat g = \mathrm{bf16}(g)\), with \(|\hat g - g| \le 2^{-8} |g|\) up to \(3.39 \cdot
-    10^{38}\), which is also the limit of float32; larger values become infinite. Sums in the
-    allreduce also have a precision of only 8 bits. The decoded tensor is float32, also for float64
-    input.
+    Each gradient element g is rounded to bfloat16: \(\hat g = \mathrm{bf16}(g)\). The rounding
+    error is at most \(2^{-8} |g|\) for magnitudes up to \(3.39 \cdot 10^{38}\). Values above this
+    limit of bfloat16 become infinite. Sums in the allreduce also have a precision of only 8 bits.
+    The decoded tensor is float32, also for float64 input.
 
     Source: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv
     1905.12322. Difference from the paper: unlike in the paper, only messages and their sums have

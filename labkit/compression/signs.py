@@ -15,10 +15,11 @@ from labkit.compression.numbers import finite_products, pack, split_ranges, unpa
 class OneBit(Compressor):
     r"""Sends the mean of the positive elements, the mean of the others, and 1 bit per element.
 
-    \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
-    0\}\) if \(g_i \le 0\). No other pair of values has a smaller squared error for the given signs.
-    The method of Seide et al. 2014 is `ErrorFeedback(OneBit())`; without error feedback, training
-    may not converge.
+    A positive element is decoded as the mean of the positive elements: \(\hat g_i =
+    \mathrm{mean}\{g_j : g_j > 0\}\). Any other element is decoded as \(\hat g_i =
+    \mathrm{mean}\{g_j : g_j \le 0\}\). No other pair of values has a smaller squared error for the
+    given signs. The method of Seide et al. 2014 is `ErrorFeedback(OneBit())`; without error
+    feedback, training may not converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
     Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Difference
@@ -64,12 +65,12 @@ class OneBit(Compressor):
 
 
 class SignSGD(Compressor):
-    r"""Each element is sent as 1 bit, its sign; the update has the sign of the majority of ranks.
+    r"""Sends the sign of each element, and decodes the sign of the majority of ranks.
 
     \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\), summed over all
     ranks r; a tie gives 0. Zero elements also vote: plus on every second rank, and minus on all
-    other ranks. In the next step, zero elements vote with the opposite sign, so that weights
-    without a gradient do not drift. A rank does not vote if its whole tensor is zero.
+    other ranks. In the next step, each zero element votes with the opposite sign. Alternating votes
+    prevent a drift of weights without a gradient. A rank does not vote if its whole tensor is zero.
 
     Args:
         scale: The magnitude of every element of the update; choose the learning rate accordingly.
@@ -77,8 +78,8 @@ class SignSGD(Compressor):
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
     1802.04434. J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
     is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Difference from the
-    papers: each rank counts the votes of all ranks, without a server; the optimizer applies
-    momentum (Signum) after the vote, not before it.
+    papers: each rank counts the votes of all ranks, without a server. The optimizer applies
+    momentum (Signum) after the vote, not before the vote.
     """
 
     family: ClassVar[str] = "quantization"
@@ -91,8 +92,8 @@ class SignSGD(Compressor):
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         """Return the payload: packed "signs", uint8; the vote's weight "voice" (1,); "length" (1,).
 
-        The weight "voice" is normally 1. The weight "voice" is 0 for a tensor of zeros, and NaN for
-        a tensor with an infinite or NaN element.
+        The weight "voice" is normally 1. The weight "voice" is 0 for a tensor of zeros. The weight
+        "voice" is NaN for a tensor with an infinite or NaN element.
         """
         import tensorflow as tf
 
@@ -128,8 +129,8 @@ class SignSGD(Compressor):
         """Return the majority's sign of each element, multiplied by the scale."""
         import tensorflow as tf
 
-        # For each element, mean · (number of payloads) / scale equals the plus votes minus the
-        # minus votes of the ranks.
+        # The expression mean · (number of payloads) / scale counts the votes for each element. The
+        # vote count is the number of plus votes less the number of minus votes.
         mean = super().average(payloads)
         # Rounding removes floating-point errors, because vote counts are whole numbers.
         votes = tf.round(mean * (len(payloads) / self.scale))

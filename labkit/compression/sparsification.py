@@ -23,8 +23,8 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.numbers import from_bits, magnitude_bits
 
-# The search for large elements tests blocks of `BLOCK` elements; most blocks contain none of the
-# largest 1 %.
+# The search for large elements tests blocks of `BLOCK` elements. Most blocks contain none of the
+# largest 1 % of elements.
 BLOCK = 16
 
 
@@ -241,23 +241,24 @@ class RandomK(Compressor):
 
     The compressor sends \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) of n elements. Only
     values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
-    expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\), which is suitable for
-    `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. With
-    `rescale`, \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product
-    of n/k and an element must not overflow. NaN in elements that are not selected remains
-    undetected.
+    expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\). A decoded tensor without
+    `rescale` is suitable for `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for
+    selected elements. With `rescale`, the expectation of the decoded tensor is the gradient:
+    \(E\,\hat g = g\). The squared error is \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\) for k
+    sent elements of n. With `rescale`, the product of n/k and an element must not overflow. NaN in
+    elements that are not selected remains undetected.
 
     Args:
         ratio: The fraction of elements that are sent.
-        rescale: Whether sent elements are multiplied by n/k, so that the expectation of the decoded
-            tensor is the gradient.
+        rescale: Whether the k sent elements of n are multiplied by n/k. With `rescale`, the
+            expectation of the decoded tensor is the gradient.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599. Rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
     Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Difference from the
-    papers: one element of each range is sent instead of any k elements, with the same expectation;
-    if k does not divide n, the lengths of ranges differ by one, and each selected element is scaled
-    by the length of its range.
+    papers: one element of each range is sent instead of any k, with equal expectation. If k does
+    not divide n, the lengths of ranges differ by one. Each selected element is scaled by the length
+    of its range.
     """
 
     family: ClassVar[str] = "sparsification"

@@ -26,14 +26,14 @@ VALUES = "values"
 class Chain(Compressor):
     r"""The first compressor selects elements, and the second compressor encodes their values.
 
-    \(\hat g = D_1(D_2(E_2(E_1(g))))\), where E encodes and D decodes; the second compressor encodes
-    the part "values" of the first compressor's payload. If the pair is RandomK with Float16 or
-    BFloat16, an allreduce sums the payloads. With any other pair of compressors, the payloads are
-    gathered, and the decoded tensors are averaged.
+    With encoders E and decoders D, the decoded gradient is \(\hat g = D_1(D_2(E_2(E_1(g))))\). The
+    second compressor encodes the part "values" of the first compressor's payload. If the pair is
+    RandomK with Float16 or BFloat16, an allreduce sums the payloads. With any other pair of
+    compressors, the payloads are gathered, and the decoded tensors are averaged.
 
     Args:
-        first: The compressor that selects elements: TopK, Threshold or RandomK; an object, its
-            name, or a mapping of its name and fields.
+        first: The compressor that selects elements: TopK, Threshold or RandomK. The first
+            compressor is an object, a name, or a mapping of name and fields.
         second: The compressor of the selected values: Float16, Int8, QSGD, or any other that
             accepts a flat vector.
 
@@ -47,8 +47,8 @@ class Chain(Compressor):
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # The methods `encode` and `decode` are not compiled, because the length of a payload
-    # (compressed gradient) differs between training steps.
+    # The methods `encode` and `decode` are not compiled. The length of a payload (compressed
+    # gradient) differs between training steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested
@@ -142,17 +142,18 @@ def _unsupported_reason(second: Compressor) -> str | None:
 class ErrorFeedback(Compressor):
     r"""A wrapper that adds the residual, the unsent part of earlier gradients, to each gradient.
 
-    With the residual e, the inner compressor encodes \(c = g + e\), receivers decode \(\hat c\),
-    and the new residual is \(e \leftarrow c - \hat c\). No part of a gradient is lost: sent tensor
-    + new residual = gradient + old residual.
+    With the residual e, the inner compressor encodes the sum \(c = g + e\). Receivers decode the
+    compressed sum to the approximation \(\hat c\). The new residual is the compression error: \(e
+    \leftarrow c - \hat c\). No part of a gradient is lost: sent tensor + new residual = gradient +
+    old residual.
 
     Args:
-        inner: The compressor that encodes the sum of gradient and residual: an object, its name, or
-            a mapping of its name and fields.
+        inner: The compressor that encodes the sum of gradient and residual. The inner compressor is
+            an object, a name, or a mapping of name and fields.
 
     Raises:
-        InvalidInput: The inner compressor stores a residual itself, uses a majority vote, or may
-            have an error that exceeds its input.
+        InvalidInput: The inner compressor stores a residual itself, or uses a majority vote.
+            `InvalidInput` is also raised if the compression error may exceed the input.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599. S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD

@@ -93,7 +93,8 @@ SHAKESPEARE = DatasetSpec(
 )
 
 
-# To add a data set, write a file with its reader and specification, and add a line to `DATASETS`.
+# To add a data set, write a file with its reader and specification. Each data set also needs a line
+# in the dict `DATASETS`.
 DATASETS: dict[str, DatasetSpec] = {
     "digits": DIGITS,
     "mnist": MNIST,

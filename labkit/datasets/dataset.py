@@ -74,8 +74,8 @@ def verify(path: Path, expected: str) -> None:
 def fetch(file: DataFile) -> Path:
     """Download the file into the first writable data folder, and return its path.
 
-    Several processes may download at once: each process writes a temporary file, and renames the
-    file after the checksum matches.
+    Several processes may download the file at once. Each process writes a temporary file. A process
+    renames its temporary file after the checksum matches.
 
     Raises:
         LabkitError: The download failed; the message names folder, file and URL.
@@ -287,7 +287,7 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
 
 
 def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
-    """Return the shapes and the task of the data (x, y), or None if x or y is not an array."""
+    """Return the data's shapes and task, or None if x or y is no array."""
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return None

@@ -21,8 +21,8 @@ from labkit.datasets.dataset import Array, Arrays, DataFile, DatasetSpec, always
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
     """Return scikit-learn's 1,797 digit images (8, 8, 1); the test set is a fixed set of 360.
 
-    The rows are shuffled with a fixed seed, because the file is ordered by writer and contains runs
-    of 0, 1, …, 9.
+    The rows are shuffled with a fixed seed. The file is ordered by writer and contains runs of 0,
+    1, …, 9.
     """
     images, target = _bundled_digits()
     order = np.random.default_rng(0).permutation(len(target))
@@ -54,9 +54,9 @@ def read_idx_set(options: Options, paths: Sequence[Path]) -> Arrays:
 def read_idx(path: Path) -> Array:
     """Return the bytes of a gzipped idx file as an array.
 
-    The file contains two zero bytes, the type (8: unsigned byte), the number of axes, their lengths
-    as big-endian int32, and the values. Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST
-    database".
+    An idx file starts with two zero bytes and the type (8: unsigned byte). The number of axes and
+    their lengths (big-endian int32) follow the type. The values are at the end of the idx file.
+    Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database".
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
@@ -79,7 +79,7 @@ def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
 
 
 def _cifar_batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
-    """Return images and labels of a file; each row of the file is a label and 3 color planes."""
+    """Return the images and labels of a binary file from the CIFAR-10 archive."""
     stream = archive.extractfile(f"cifar-10-batches-bin/{name}")
     if stream is None:
         raise LabkitError(f"the CIFAR-10 archive contains a folder instead of the file {name}")

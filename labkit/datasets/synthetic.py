@@ -43,10 +43,10 @@ class SyntheticOptions(Rows):
 def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     """Return examples x = z M, with labels computed by a two-layer teacher network tanh(z A) B.
 
-    The entries of the latent features z (rows, 16) and of the matrices M, A and B are random
-    normal; every feature of x has variance 1. The class of a row is the index of the teacher's
-    largest score. Regression targets are the teacher network's scores, standardised to mean 0 and
-    variance 1.
+    The latent features z (rows, 16) are random normal. The entries of the matrices M, A and B are
+    random normal. Every feature of x has variance 1. The class of a row is the index of the
+    teacher's largest score. Regression targets are the teacher network's scores, standardised to
+    mean 0 and variance 1.
     """
     rows, test_rows = options.rows or ROWS, options.test_rows or 256
     random = np.random.default_rng(options.seed)
@@ -90,10 +90,10 @@ def correlated_columns(
 ) -> tuple[Array, Array]:
     r"""Return features in correlated groups, and a target that depends on few of the features.
 
-    \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with standard normal s and
-    e, correlation c and group size g. The columns of x are then standardised to mean 0 and variance
-    1. The target \(y = X w + \sigma e\) has mean 0. The vector w has `active` weights with absolute
-    values between 1 and 3; its other weights are 0.
+    Column j is \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\), with
+    correlation c and group size g. The random variables s and e are standard normal. The columns of
+    x are then standardised to mean 0 and variance 1. The target \(y = X w + \sigma e\) has mean 0.
+    The vector w has `active` weights with absolute values between 1 and 3; its other weights are 0.
 
     Args:
         rows, columns: Numbers of rows and columns of x.
@@ -107,8 +107,9 @@ def correlated_columns(
         The features x (rows, columns), and the target y (rows, 1).
 
     Raises:
-        InvalidInput: `columns` is not a multiple of `group`, `active` is not from 0 to `columns`,
-            or `correlation` is not from 0 to 1.
+        InvalidInput: `columns` is not a multiple of `group`, or another argument is out of range.
+            The argument `active` ranges from 0 to `columns`. The argument `correlation` ranges from
+            0 to 1.
     """
     if columns % group or not 0 <= active <= columns or not 0 <= correlation <= 1:
         raise InvalidInput(
@@ -149,9 +150,8 @@ def ratings(
         noise: Standard deviation σ of the noise.
         seed: Seed of the random numbers.
 
-    Returns:
-        x (entries, 2), the user and item of each known entry, and y (entries, 1), the entry's
-        value.
+    Returns: The array x (entries, 2) contains the user and item of each known entry. The array y
+        (entries, 1) contains the value of each known entry.
     """
     random = np.random.default_rng(seed)
     matrices = [random.standard_normal((size, approximation_rank)) for size in (users, items)]

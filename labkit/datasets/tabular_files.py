@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# The tuple `NUMERIC` contains the indices of the numeric columns; the other columns contain
+# The tuple `NUMERIC` contains the indices of the numeric columns. The other columns contain
 # categories, such as workclass or education. The numeric columns are age, sampling weight,
 # education years, capital gain, capital loss and hours per week.
 NUMERIC = (0, 2, 4, 10, 11, 12)
@@ -38,9 +38,9 @@ def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
     """Return the features and classes (0: <=50K, 1: >50K) of adult.data and adult.test.
 
     Numbers are standardised, and categories are one-hot encoded. Means and categories come from the
-    whole training file, so that features do not depend on the option `rows`. A missing value, "?",
-    is a separate category. A category that occurs only in the test file is encoded as zeros. The
-    published files result in 108 features: 6 numeric ones and 102 categories.
+    whole training file. Features therefore do not depend on the option `rows`. A missing value,
+    "?", is a separate category. A category that occurs only in the test file is encoded as zeros.
+    The published files result in 108 features: 6 numeric ones and 102 categories.
     Reference: Becker & Kohavi 1996, doi:10.24432/C5XW20.
     """
     train, test = (_table(path) for path in paths)

@@ -105,9 +105,9 @@ def checksum(name: str, options: dict[str, Any]) -> str:
 def _stamp(name: str) -> tuple[int, int]:
     """Return a data set's modification time and size; if either changes, labkit reads it again.
 
-    For a folder, the function returns the latest time and the total size of all files below the
-    folder. All files are inspected, because a new image changes only the modification time of its
-    direct parent folder.
+    For a folder, the function returns the latest modification time of all files. The returned size
+    is the total size of all files below the folder. All files are inspected, because a new image
+    changes only the modification time of its direct parent folder.
     """
     if name.startswith(HUB):
         return 0, 0

@@ -12,12 +12,13 @@ from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
 class GradualPruning(keras.callbacks.Callback):
     r"""Increase a model's sparsity (fraction of zero weights) during training.
 
-    Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\), the fraction of zeros
-    becomes \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\). The initial
-    sparsity is \(s_i\), and the final sparsity is \(s_f\). Sparsity grows fast at first, while many
-    weights are unimportant, and slowly at the end. The mask of pruned weights stays constant
-    between two prunings and after the last pruning. After every step, masked weights are set back
-    to zero. With `steps=0`, weights are pruned once, to the final sparsity, before step `begin`.
+    Weights are pruned before the steps \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\). Before
+    step \(t\), the fraction of zeros becomes \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n
+    \Delta t}\right)^3\). The initial sparsity is \(s_i\), and the final sparsity is \(s_f\).
+    Sparsity grows fast at first, while many weights are unimportant, and slowly at the end. The
+    mask of pruned weights stays constant between two prunings and after the last pruning. After
+    every step, masked weights are set back to zero. With `steps=0`, weights are pruned once, to the
+    final sparsity, before step `begin`.
 
     Args:
         final: Final sparsity \(s_f\), above 0 and below 1.
@@ -26,8 +27,8 @@ class GradualPruning(keras.callbacks.Callback):
         initial: Initial sparsity \(s_i\), from 0 to `final`; default: 0.
         begin: Number \(t_0\) of the training step that follows the first pruning, counted from 0;
             default: 0.
-        scope: "layer" prunes the same fraction of every kernel; "global" prunes the smallest
-            weights of all kernels together; default: "global".
+        scope: "layer" prunes the same fraction of every kernel. The default "global" prunes the
+            smallest weights of all kernels together.
 
     Attributes:
         reached: The pairs (step, requested sparsity) of all prunings so far.

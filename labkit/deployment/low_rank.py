@@ -21,10 +21,11 @@ Array = NDArray[np.floating]
 class LowRank(FineTuned):
     r"""Replace each Dense layer by two smaller layers, from the truncated SVD of its kernel.
 
-    \(W \approx (U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\) is, in the Frobenius norm, the
-    nearest matrix of rank \(r\) to the kernel \(W\). The two factors together have \(r (m + n)\)
-    parameters, while the m × n kernel has \(m n\). Dense layers with \(r (m + n) \ge m n\), and all
-    layers of other types, are not changed.
+    The kernel \(W\) is approximated by \((U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\), the
+    product of two factors. In the Frobenius norm, the product is the nearest matrix of rank \(r\).
+    The two factors of rank \(r\) together have \(r (m + n)\) parameters. The m × n kernel has \(m
+    n\) parameters. A Dense layer is not changed if its factors are not smaller: \(r (m + n) \ge m
+    n\). Layers of all other types are not changed.
 
     Args:
         approximation_rank: Rank \(r\), the number of columns of the first factor; default: 16.
@@ -78,7 +79,7 @@ class LowRank(FineTuned):
 
 
 def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
-    """Return two factors of a kernel (m, n): shapes (m, r) and (r, n), with r <= min(m, n)."""
+    """Return two factors of a kernel (m, n), with shapes (m, r) and (r, n)."""
     # The SVD is computed in float64; then its factors are rounded to the kernel's precision.
     left, values, right = np.linalg.svd(np.asarray(kernel, np.float64), full_matrices=False)
     root = np.sqrt(values[:approximation_rank])

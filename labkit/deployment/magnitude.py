@@ -28,8 +28,8 @@ def smallest(
     Args:
         weights: Variables to select from, of any shapes.
         sparsity: Fraction of the weights to select, from 0 to 1.
-        scope: "layer" selects the fraction `sparsity` of each variable; "global" selects this
-            fraction of the weights of all variables together.
+        scope: "layer" selects the fraction `sparsity` of each variable. "global" selects the
+            fraction `sparsity` of the weights of all variables together.
     """
     magnitudes = [np.abs(weight.numpy()).astype(np.float64).ravel() for weight in weights]
     if scope == "global":

@@ -36,7 +36,7 @@ WARM_UP = 10  # Each model is called `WARM_UP` times before its calls are timed.
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
     """Return one flag per predicted label: True if the predicted label is correct.
 
-    For sequences, each time step of a test sample counts as one answer; for other data, each test
+    For sequences, each time step of a test sample counts as one answer. For other data, each test
     sample counts as one answer.
 
     Raises:
@@ -56,9 +56,9 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
 def chance(losses: int, gained: int) -> float:
     """Return the p-value of a two-sided sign test for the numbers of lost and gained answers.
 
-    The function computes the exact sign test (McNemar's) on the answers that only one of two models
-    has right. The test accounts for the random choice of test data, but not for the random choice
-    of training seeds.
+    The function computes the exact sign test (McNemar's) for two models. The sign test uses only
+    answers that exactly one model has right. The sign test accounts for the random choice of test
+    data. The sign test ignores the random choice of training seeds.
     """
     changed, fewer = losses + gained, min(losses, gained)
     # The sum uses exact integers, because floats would overflow if the models disagreed on
@@ -144,17 +144,18 @@ def compare(
     The table has one row for the original model, and then one row per method. Columns:
 
     - `accuracy`: Accuracy on the test data.
-    - `lost`, `gained`: Numbers of test answers that only the original model (`lost`) or only the
-      compressed model (`gained`) has right.
-    - `chance`: p-value of a two-sided sign test for the hypothesis that lost and gained answers are
-      equally likely.
+    - `lost`, `gained`: Numbers of test answers that only one model has right. `lost` counts answers
+      that only the original model has right. `gained` counts answers that only the compressed model
+      has right.
+    - `chance`: p-value of a two-sided sign test of the answers. The tested hypothesis is that lost
+      and gained answers are equally likely.
     - `bytes`: Size in bytes of the model's file. Pruned models have a sparse file, and other models
       have a .keras file without optimizer state.
     - `smaller`: Ratio of the original's `bytes` to the method's `bytes`.
-    - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9, measured in the same way
-      for all compression methods.
-    - `inference_ms`: Milliseconds of a call on one batch: the median over calls in each repeat, and
-      then the median over repeats.
+    - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9. The measurement is the
+      same for all compression methods.
+    - `inference_ms`: Milliseconds of a model's call on one batch. Each repeat gives a median over
+      its calls. The value `inference_ms` is the median over all repeats.
     - `time_ratio`: Median over repeats of the model's inference time divided by the original's
       inference time. `time_ratio_low` and `time_ratio_high` are the minimum and the maximum of this
       ratio.
@@ -172,12 +173,12 @@ def compare(
             default: 7.
         calls: Number of calls of each model per round; default: 20.
         seed: Random seed of each method's fine-tuning; default: 0.
-        folder: Folder for the model files; default: `deployment` in the run's folder, or a
-            temporary folder if `trained` is a Keras model.
+        folder: Folder for the model files. The default is the folder `deployment` in the run's
+            folder. If `trained` is a Keras model, the default is a temporary folder.
 
     Raises:
-        InvalidInput: Two methods have the same label; `batch_size`, `repeats` or `calls` is below
-            1; or accuracy is undefined for the data.
+        InvalidInput: Two methods have the same label, or accuracy is undefined for the data.
+            `InvalidInput` is also raised if `batch_size`, `repeats` or `calls` is below 1.
     """
     import keras
     import pandas as pd

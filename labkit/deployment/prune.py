@@ -34,8 +34,8 @@ class Prune(FineTuned):
     Args:
         sparsity: Fraction of the kernel weights that become zero, above 0 and below 1; default:
             0.9.
-        scope: "layer" prunes the same fraction of every kernel; "global" prunes the smallest
-            weights of all kernels together; default: "global".
+        scope: "layer" prunes the same fraction of every kernel. The default "global" prunes the
+            smallest weights of all kernels together.
         schedule: "one_shot" prunes once, before the remaining weights are trained. "gradual" prunes
             about 20 times during the first 3/4 of the epochs, see `labkit.deployment.prune`.
             The default schedule is "one_shot".
@@ -98,8 +98,8 @@ class Prune(FineTuned):
         """Return the numbers of steps from the first pruning to the last, and between prunings."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
-        # The number of steps up to the last pruning must be a multiple of the interval, so that the
-        # last pruning takes place.
+        # The last pruning takes place only after a multiple of the interval. The number of steps is
+        # therefore rounded down to a multiple of the interval.
         return last // every * every, every
 
     def write(self, model: keras.Model, path: Path) -> None:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 class Quantize(CompressionMethod):
     r"""Round kernels to integers of 8 or 4 bits, with one scale factor per output unit.
 
-    \(W_{ij} \approx s_j\, q_{ij}\), with the scale \(s_j\) of output unit j and integers \(q_{ij}
-    \in [-127, 127]\) for int8 and \([-8, 7]\) for int4. With int8, a layer's inputs are also
-    rounded at every call. With int4, only weights are rounded. Each byte stores two weights, and
-    every 128 inputs share a scale and a zero point. Keras quantizes Dense, EinsumDense and
-    Embedding layers. Biases, and layers of other types, such as convolutions and recurrent cells,
-    are not changed. The result's field `what` lists the layers that are not quantized.
+    A weight is approximated by \(W_{ij} \approx s_j\, q_{ij}\), with the scale \(s_j\) of output
+    unit j. The integers \(q_{ij}\) are in \([-127, 127]\) for int8, and in \([-8, 7]\) for int4.
+    With int8, a layer's inputs are also rounded at every call. With int4, only weights are rounded.
+    Each byte stores two weights, and every 128 inputs share a scale and a zero point. Keras
+    quantizes Dense, EinsumDense and Embedding layers. Biases, and layers of other types, such as
+    convolutions and recurrent cells, are not changed. The result's field `what` lists the layers
+    that are not quantized.
 
     Args:
         mode: Type of the integers, "int8" or "int4"; default: "int8".

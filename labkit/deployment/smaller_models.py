@@ -124,8 +124,8 @@ def config_of(model: keras.Model) -> dict[str, JSON]:
     import keras
 
     config = dict(keras.saving.serialize_keras_object(model))
-    # With the entry "compile_config", Keras would compile a copy of the model, and store its
-    # optimizer's state in the file.
+    # With the entry "compile_config", Keras would compile a copy of the model. The file would then
+    # also contain the state of the copy's optimizer.
     config.pop("compile_config", None)
     return config
 

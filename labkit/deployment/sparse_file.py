@@ -48,14 +48,14 @@ PREFIX = len(MAGIC) + 4
 def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
     r"""Return a tensor's size in bytes in each coding; a file uses the smallest coding.
 
-    For a tensor of \(n\) elements of \(w\) bytes each, with \(k\) nonzero elements, the sizes in
-    bytes are:
+    A tensor has \(n\) elements of \(w\) bytes each, and \(k\) elements are nonzero. The tensor's
+    size in bytes depends on the coding:
 
     - `dense`: \(n w\).
     - `bitmap`: \(\lceil n/8 \rceil + k w\), one bit per element.
-    - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\), one packed index per nonzero
-      element. The coding `indices` is the smallest if fewer than about \(n / \log_2 n\) elements
-      are nonzero.
+    - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\). Each of the k nonzero
+      elements has one packed index. The coding `indices` is the smallest if fewer than about \(n /
+      \log_2 n\) elements are nonzero.
 
     Args:
         size: Number n of elements of the tensor.
@@ -117,8 +117,8 @@ def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
     """Return a tensor's record and its coded bytes; -0.0 and NaN are stored like nonzero values."""
     tensor = np.ascontiguousarray(tensor)
     flat = tensor.reshape(-1)
-    # An element counts as zero only if all its bits are 0: -0.0 equals 0.0, but differs in its
-    # bits.
+    # An element counts as zero only if all its bits are 0. The value -0.0 equals 0.0, but differs
+    # in its bits.
     bits = flat.view(f"u{flat.itemsize}")
     indices = np.flatnonzero(bits)
     sizes = coded_bytes(flat.size, len(indices), flat.itemsize)

@@ -1,6 +1,6 @@
 """Choose the allreduce algorithm, and the tables that send only changed rows, before training.
 
-On a real network, labkit measures which algorithm is the fastest; for an emulated network, labkit
+On a real network, labkit measures which algorithm is the fastest. For an emulated network, labkit
 simulates the algorithms.
 """
 
@@ -18,7 +18,8 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7
-# The sum of a table of `MIN_TABLE_BYTES` (1 MiB) takes about as long as the overhead of one call.
+# The constant `MIN_TABLE_BYTES` is a table size of 1 MiB. The sum of a 1 MiB table takes about as
+# long as one call's overhead.
 MIN_TABLE_BYTES = 2**20
 
 
@@ -41,8 +42,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     "auto" measures the available algorithms in turn: one warm-up call, then `MEASURED_CALLS` calls
     of each. The slowest rank determines the time of a call. The algorithm with the smallest median
     time is chosen. On an emulated network, a simulation replaces the measurement. On a real
-    network, compressed buckets use the collectives of the MPI library, because the number of
-    compressed bytes is unknown in advance.
+    network, compressed buckets use the collectives of the MPI library. The number of compressed
+    bytes is unknown when labkit chooses the algorithm.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -75,8 +76,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
 def all_cores_compute(communicator: Communicator) -> bool:
     """Return whether the ranks' computation occupies all cores of the host (collective).
 
-    If ranks of one host exchange data, a core copies the data and cannot compute at the same time.
-    A real or emulated network transfers data without occupying a core.
+    If ranks of one host exchange data, a core copies the data. A core that copies data cannot
+    compute at the same time. A real or emulated network transfers data without occupying a core.
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
@@ -97,10 +98,10 @@ def _threads() -> int:
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
     """Return whether an embedding table is so large that ranks sum only its changed rows.
 
-    On an emulated network, a table is large enough if summing the whole table takes at least twice
-    as long as summing 64 bytes. The choice cannot depend on the number of changed rows, which is
-    unknown before a training step. If a step changes too many rows, the collective converts parts
-    of the table to dense form.
+    On an emulated network, the time to sum the whole table decides. A large table takes at least
+    twice as long to sum as 64 bytes. The choice cannot depend on the number of changed rows, which
+    is unknown before a training step. If a step changes too many rows, the collective converts
+    parts of the table to dense form.
 
     Args:
         communicator: The Communicator of the ranks.

@@ -84,8 +84,8 @@ def pack(
         lengths 6, 2, 3, 1 · limit 4     -> [3, 2] [1] [0]
         the same with cut                -> [3, 2] [1, end of 0] [begin of 0]
 
-    Each bucket is contiguous in its flat buffer; each variable is also contiguous, even if it is
-    split into several buckets.
+    Each bucket is contiguous in its flat buffer. Each variable is also contiguous, even if several
+    buckets divide the variable.
 
     Args:
         lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
@@ -116,8 +116,8 @@ def pack(
         stop = lengths[variable]
         while stop > 0:
             used = sum(slot.length for slot in filling.get(dtype, []))
-            # A bucket may exceed the size limit by 1/8, because a small bucket for a variable's
-            # last elements would be inefficient.
+            # A bucket may exceed the size limit by 1/8. A small bucket for a variable's last
+            # elements would be inefficient.
             fits = used + stop <= room + (room // 8 if cut else 0)
             if used and not fits and (used >= room or not cut):
                 close(dtype)
@@ -147,8 +147,9 @@ Piece = tuple[int, np.ndarray]
 class FlatBuffers:
     """Flat buffers for gradients, one per dtype, with the same memory in all training steps.
 
-    By default, the mean gradients overwrite the gradients. If the ranks sum in shared memory, they
-    write the mean gradients once, into a buffer that all ranks share.
+    By default, the mean gradients overwrite the gradients. If the ranks sum in shared memory, all
+    ranks share one buffer for means. The ranks write the mean gradients into the shared buffer
+    once.
 
     Args:
         communicator: The Communicator of the ranks; all its ranks must allocate buffers in the same
@@ -215,11 +216,9 @@ class Packing:
     """
 
     def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
-        # An entry of the list `_copies` contains a slot number, the range of elements to copy, and
-        # the target array.
+        # Each entry of `_copies` contains a slot number, an element range, and the target array.
         self._copies: list[tuple[int, slice, np.ndarray]] = []
-        # An entry of the list `_uncopied` contains a slot number, a range of elements, and an
-        # offset in the bucket.
+        # Each entry of `_uncopied` contains a slot number, an element range, and a bucket offset.
         self._uncopied: list[tuple[int, slice, int]] = []
         for number, slot in enumerate(bucket.slots):
             first = slot.offset - bucket.start
@@ -255,7 +254,7 @@ Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 class BucketLayout:
     """The buckets for a set of gradients, with the gradients and sample counts of the current step.
 
-    A parcel is either a bucket, or a table (such as an embedding) for which ranks send only the
+    A parcel is either a bucket, or a table such as an embedding. For a table, ranks send only the
     changed rows of the gradient. Parcels are numbered: first the buckets, then the tables. Tables
     have no fixed memory, because each step changes different rows.
 
@@ -275,10 +274,9 @@ class BucketLayout:
             their gradients.
         parcels: For each parcel (bucket or table), the numbers of its variables. Buckets come
             first, with variables in the order of their slots; tables follow.
-        weights: For each parcel (bucket or table), the weight of this rank's gradients, which is
-            its number of samples.
-        steps: For each parcel (bucket or table), the number of the training step in which its
-            gradients were packed last.
+        weights: For each parcel (bucket or table), the weight of this rank's gradients. The weight
+            of the gradients is this rank's number of samples.
+        steps: The number of the last training step that packed each parcel (bucket or table).
     """
 
     def __init__(
@@ -334,8 +332,8 @@ class BucketLayout:
 
         Args:
             number: The number of the parcel (bucket or table).
-            arrays: The complete gradients of the parcel's variables; for a table, the rows and
-                their indices, which may repeat.
+            arrays: The complete gradients of the variables in the parcel. For a table, `arrays`
+                contains the rows and their indices, which may repeat.
             rows: The number of samples from which the gradients in `arrays` were computed.
             step: The number of the training step.
         """

@@ -92,9 +92,9 @@ class CommThread:
         order: The numbers of all buckets, in the order of their exchange.
         timeline: The timeline in which events of the kinds "communicate" and "wait" are recorded.
         on_block: A callback that is called when the training step starts and when it stops waiting.
-            The callback receives True when the training step starts to wait for a bucket, and False
-            when the step continues. While the training step waits, the communication thread may use
-            the core fully.
+            The callback receives True when the training step starts to wait for a bucket. The
+            callback receives False when the training step continues. While the training step waits,
+            the communication thread may use the core fully.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class CommThread:
         self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
-        # The list `_ready` contains, for each bucket, the sum of the clock times in seconds at
-        # which the bucket was issued.
+        # The list `_ready` contains a sum of clock times in seconds for each bucket. Each clock
+        # time in `_ready` tells when the bucket was issued.
         self._ready = [0.0] * len(self.order)
         # The list `_seconds` contains, for each bucket, the total duration of the bucket's
         # exchanges in seconds.
@@ -216,9 +216,10 @@ class CommThread:
 def wake_promptly() -> bool:
     """Request short scheduler time slices for the calling thread; return whether Linux grants them.
 
-    If all cores are busy, a thread that wakes up for a message waits about 3 ms until another
-    thread's time slice ends. Since Linux 6.12, a thread with shorter time slices runs first, but
-    gets no larger share of the core. On systems other than Linux, the function has no effect.
+    If all cores are busy, a thread that wakes up waits about 3 ms. The thread waits until the time
+    slice of another thread ends. Since Linux 6.12, a thread with shorter time slices runs first.
+    Shorter time slices give a thread no larger share of the core. On systems other than Linux, the
+    function has no effect.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -241,8 +242,8 @@ class Operations:
         begin: A function that each step calls first, with the layout, and whether the step blocks.
         pack: A function that packs a bucket or a table. Its arguments are the parcel number, the
             gradients, and the number of samples.
-        serve: A function that exchanges the parcel (bucket or table) with a given number while the
-            training step blocks.
+        serve: A function that exchanges the parcel (bucket or table) with a given number. The
+            training step blocks while the function `serve` exchanges the parcel.
     """
 
     layout: BucketLayout
@@ -275,8 +276,8 @@ class Operations:
         import tensorflow as tf
 
         # A TensorFlow operation that waits for a mean gradient blocks one of TensorFlow's threads.
-        # All buckets and tables must be issued before the first wait, because waiting operations
-        # may block all of TensorFlow's threads.
+        # All buckets and tables must be issued before the first wait. Operations that wait may
+        # block all of TensorFlow's threads.
         with tf.control_dependencies(self.issue(gradients, rows)):
             return self.wait(range(len(gradients)))
 

@@ -70,9 +70,9 @@ class CompressedMean:
     A compressor's generator yields requests for collectives, and receives the results of these
     collectives. For most compressors, a bucket is one flat tensor. A compressor with `by_layer`
     uses one generator for each layer. All generators run in parallel, and their pending requests of
-    one type are combined into one collective. Because requests are combined, a bucket needs only as
-    many collective calls as the generator with the most requests, even if the bucket has many
-    layers.
+    one type are combined into one collective. Because requests are combined, a bucket with many
+    layers needs few collective calls. The generator with the most requests determines the number of
+    collective calls.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -134,9 +134,9 @@ class CompressedMean:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the compressor states for a checkpoint.
 
-        Returns: The arrays, with names of the form "kind/bucket/part/place". The kind is "residual"
-            or "state", the part is the number of the generator, and the place is the tensor's index
-            in the generator's state.
+        Returns: The arrays, with names of the form "kind/bucket/part/place". The kind of an array
+            is "residual" or "state". The part of an array's name is the number of the generator.
+            The place of an array is its index in the generator's state.
         """
         import tensorflow as tf
 
@@ -302,10 +302,11 @@ class CompressionStats:
     Each row contains the statistics of one layer on one rank. In the formulas, \(\hat g\) is the
     compressed mean gradient, and \(\bar g\) the exact mean gradient. `relative_error` is \(\|\hat
     g-\bar g\| / \|\bar g\|\).
-    `cosine` is the cosine of the angle between the compressed mean \(\hat g\) and the exact mean
-    \(\bar g\). `residual_norm` is \(\|e_r\|\), the norm of the compression error that rank r
-    stores; 0 for compressors without memory. `bits_per_parameter` counts this rank's payload. If a
-    payload contains a whole bucket, its bits are divided among the layers in proportion to their
+    `cosine` compares the directions of the compressed mean \(\hat g\) and the exact mean \(\bar
+    g\). `cosine` is the cosine of the angle between the two means. `residual_norm` is \(\|e_r\|\),
+    the norm of the compression error that rank r stores; 0 for compressors without memory.
+    `bits_per_parameter` counts this rank's payload. If a payload contains a whole bucket, its bits
+    are divided among the layers. Each layer's share is proportional to the layer's number of
     nonzero values. `fraction_sent` is the fraction of gradient elements that this rank sent as
     nonzero values.
 

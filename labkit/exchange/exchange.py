@@ -45,17 +45,18 @@ class Exchange:
     r"""The exchange, which replaces each rank's gradients by their mean over all ranks.
 
     The mean weights each rank by its number of rows (samples): \(\bar g = \sum_r b_r g_r / \sum_r
-    b_r\). \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The weighted mean is the
-    gradient of the global batch, even if ranks have different numbers of samples, or none. If the
-    caller does not give the numbers of samples, all ranks have the same weight.
+    b_r\). The gradient \(g_r\) is the mean over the \(b_r\) samples of rank r. The weighted mean is
+    the gradient of the global batch. Ranks may have different numbers of samples, or no samples. If
+    the caller does not give the numbers of samples, all ranks have the same weight.
 
     Gradients are copied once, into buckets with fixed memory (shared memory on one host).
     TensorFlow reads the mean gradients from the buckets without a copy, until the next step
-    overwrites the buckets. If the gradient of a large table, such as an embedding, is an
-    `IndexedSlices` object, ranks send only its changed rows. The mean gradient of a table whose
-    changed rows are sent is also an `IndexedSlices` object, in which each row occurs once.
-    Gradients of small tables, and of all tables in an exchange with a compressor, are converted to
-    dense tensors.
+    overwrites the buckets. The gradient of a large table, such as an embedding, may be an
+    `IndexedSlices` object. For a large table with an `IndexedSlices` gradient, ranks send only the
+    changed rows. If ranks send only a table's changed rows, the mean gradient is an `IndexedSlices`
+    object. Each row occurs only once in the table's mean gradient. Gradients of small tables are
+    converted to dense tensors. An exchange with a compressor converts the gradients of all tables
+    to dense tensors.
 
     Several classes implement the exchange. A `Schedule` decides when each bucket is exchanged. A
     `BucketLayout` manages the memory of the buckets, and a `BucketMean` computes their means. The
@@ -175,8 +176,9 @@ class Exchange:
 
         Raises:
             Mismatch: Ranks have different gradients.
-            NotFinite: A gradient is not finite before compression, although the loss is not scaled;
-                or finite gradients have a mean that is not finite after compression.
+            NotFinite: A gradient is not finite before compression, although the loss is not scaled.
+                `NotFinite` is also raised if finite gradients have a non-finite mean after
+                compression.
         """
         import tensorflow as tf
 
@@ -260,8 +262,8 @@ class Exchange:
         def check() -> bool:
             layout = self._layout
             slots = (slot for bucket in layout.buckets for slot in bucket.slots)
-            # If a rank skips a training step, all elements of its bucket become NaN, so one element
-            # per slot is checked.
+            # If a rank skips a training step, all elements of its bucket become NaN. A check of one
+            # element per slot is therefore enough.
             dense = all(np.isfinite(layout.mean(s.variable)[0][s.start]) for s in slots)
             return dense and all(np.isfinite(layout.mean(t)[0]).all() for t in layout.tables)
 
@@ -390,8 +392,8 @@ class Exchange:
             not (self._eager or self.schedule.into_next) and all_cores_compute(self.communicator)
         )
         # With a compressor, the division into buckets changes the results of training. A
-        # compressor's buckets must not depend on the number of cores, because training results
-        # would otherwise depend on this number.
+        # compressor's buckets must not depend on the number of cores. Otherwise, training results
+        # would depend on the number of cores.
         limit = None if self.schedule.after or (after and not compressor) else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
         dtypes = dtypes_of(gradients)
@@ -409,8 +411,8 @@ class Exchange:
         """Return a bucket order with front layers first, the same on all ranks (collective).
 
         Args:
-            ready: For each bucket, the seconds on this rank between the packing of the first bucket
-                and the packing of this bucket.
+            ready: For each bucket, the seconds on this rank until the bucket is packed. The seconds
+                in `ready` count from the packing of the first bucket.
             seconds: For each bucket, the seconds that its exchange takes on this rank.
         """
         times = self.communicator.allgather(

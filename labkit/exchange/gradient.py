@@ -100,8 +100,8 @@ def weight_by_rows(
     Args:
         communicator: The Communicator of the n ranks.
         gradients: This rank's gradients: tensors, `IndexedSlices` or None.
-        rows: The number \(b_r\) of samples of this rank's gradients, a scalar; None: all ranks have
-            the same number.
+        rows: The number \(b_r\) of samples of this rank's gradients, a scalar. If `rows` is None,
+            all ranks have the same number of samples.
     """
     import tensorflow as tf
 
@@ -138,8 +138,9 @@ def validate_agreement(
         options: The options of this rank's exchange: for each option name, its value as text.
 
     Raises:
-        Mismatch: An option, the number of gradients, or the shape, dtype or variable of a gradient
-            differs from that of rank 0. The message names the first difference.
+        Mismatch: An option or the number of gradients differs from that of rank 0. `Mismatch` is
+            also raised if the shape, dtype or variable of a gradient differs. The message names the
+            first difference.
     """
     descriptions = communicator.allgather(
         (options or {}, signature), "the comparison of the gradients' shapes on all ranks"
@@ -235,15 +236,15 @@ class BadValues(TypedDict):
 class Guard:
     """A check of this rank's gradients for non-finite values, which reads each gradient once.
 
-    With the policy "stop", the guard raises an error on this rank, which ends the training of all
-    ranks. With the policy "skip", all ranks skip the training step. With the policy "clip", the
-    guard replaces non-finite values by 0.
+    With the policy "stop", the guard raises an error on this rank. The error on one rank ends the
+    training of all ranks. With the policy "skip", all ranks skip the training step. With the policy
+    "clip", the guard replaces non-finite values by 0.
 
     Args:
         policy: The reaction to non-finite values: "stop", "skip" or "clip".
         rank: The number of this rank.
-        loss: A function that returns the loss of the current step, or 0 if the loss is not known
-            yet.
+        loss: A function that returns the loss of the current step. The function `loss` returns 0 if
+            the loss is not known yet.
 
     Attributes:
         step: The number of the current training step.

@@ -6,9 +6,9 @@
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
 The diagram shows the order of calls in `fit`. Names that are not Keras methods are names of hooks.
-A module of labkit that acts inside a training step defines a `Hook`, and adds it to the model's
-`HookManager`. Each method of a hook calls the model's method that it wraps. When the hook is
-removed, the model gets its original method back.
+A module of labkit that acts inside a training step defines a `Hook`. The module adds its hook to
+the model's `HookManager`. Each method of a hook calls the model's method that it wraps. When the
+hook is removed, the model gets its original method back.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-# A `Holder` is an object with a method that a hook wraps: the model, an optimizer, a layer, the
-# losses, or a metric.
+# A `Holder` is an object with a method that a hook wraps. A `Holder` is a model, an optimizer, a
+# layer, a loss, or a metric.
 Holder: TypeAlias = (
     "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
 )
@@ -54,10 +54,10 @@ _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
 class Hook:
     """A base class of hooks around a model's training; by default, a hook changes nothing.
 
-    Each method of a hook wraps one method of the model, or of its optimizers, layers, losses or
-    metrics. A hook's method must call the wrapped method, which is its argument `inner`. The
-    argument `rows` is the number of samples in the batch, before outer hooks change the batch.
-    Outside a training step, `rows` is None.
+    Each method of a hook wraps one method of another object. The wrapped object is the model, an
+    optimizer, a layer, a loss or a metric. A hook's method must call the wrapped method, which is
+    its argument `inner`. The argument `rows` is the number of samples in the batch, before outer
+    hooks change the batch. Outside a training step, `rows` is None.
 
     Attributes:
         name: A name in `ORDER`, which determines the position of the hook. A model has at most one
@@ -169,8 +169,8 @@ class HookManager:
     compiled earlier with the same hooks.
 
     Attributes:
-        alike: The ids (Python's `id`) of state variables with equal updates on all ranks, even if
-            ranks have different numbers of samples.
+        alike: The Python ids of state variables with equal updates on all ranks. The updates are
+            equal even if ranks have different numbers of samples.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -179,8 +179,8 @@ class HookManager:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # An entry of the list `_replaced` contains the changed object, the method's name, and the
-        # object's previous attribute (or None).
+        # Each entry of `_replaced` contains the changed object and the method's name. Each entry of
+        # `_replaced` also contains the object's previous attribute, or None.
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
@@ -192,7 +192,7 @@ class HookManager:
         return tuple(by_name[name] for name in ORDER if name in by_name)
 
     def add_hook(self, hook: Hook, stays: bool = False) -> None:
-        """Add a hook at the position of its name, in place of an earlier hook of the same name.
+        """Add a hook, or replace the earlier hook of the same name.
 
         Args:
             hook: The hook to add.
@@ -207,8 +207,8 @@ class HookManager:
                 f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
         # Compiled functions refer to the hook objects that existed when TensorFlow traced the
-        # functions. If an earlier hook object equals the new hook, labkit uses the earlier object,
-        # to which compiled functions refer.
+        # functions. If an earlier hook object equals the new hook, labkit uses the earlier object.
+        # Compiled functions refer to the earlier hook object.
         compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
         hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
@@ -286,8 +286,8 @@ class HookManager:
         original, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
             original = _with_rows(original)
-        # The hook methods `compiled_loss`, `moments` and `update_state` receive the wrapped object,
-        # because a model may have several losses, layers or metrics.
+        # The hook methods `compiled_loss`, `moments` and `update_state` receive the wrapped object.
+        # A model may have several losses, layers or metrics.
         part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
         def call(*args: tf.Tensor, **kwargs: tf.Tensor) -> tf.Tensor:

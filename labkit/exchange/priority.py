@@ -21,11 +21,11 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         step k     ... backward: gradients are issued, last layer first
         step k+1   layer 1: wait for its mean, update, forward; layer 2: wait, update, forward; ...
 
-    Each layer is updated before its next use, with the learning rate of the step that computed its
-    gradient. The trained weights equal those of ordinary training steps, because no layer is used
-    before its update. At the end of an epoch, pending updates are applied before validation. Large
-    gradients are split into several buckets. Among the ready buckets, the communication thread
-    first exchanges those of front layers.
+    Each layer is updated before its next use. The update uses the learning rate of the step that
+    computed the gradient. The trained weights equal those of ordinary training steps, because no
+    layer is used before its update. At the end of an epoch, pending updates are applied before
+    validation. Large gradients are split into several buckets. Among the ready buckets, the
+    communication thread first exchanges those of front layers.
 
     Args:
         model: The `keras.Sequential` to train.
@@ -37,8 +37,8 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         optimizers: For each layer, its optimizer.
 
     Raises:
-        InvalidInput: The model is not a `keras.Sequential`, or its optimizer needs all gradients at
-            once (global_clipnorm), or the loss is scaled.
+        InvalidInput: The model is not a `keras.Sequential`, or the loss is scaled. `InvalidInput`
+            is also raised if the optimizer needs all gradients at once (global_clipnorm).
     """
 
     name: ClassVar[str] = "priority"
@@ -111,9 +111,9 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         # batch.
         count = tf.cast(rows, tf.int64)
         self.model._loss_tracker.update_state(loss, sample_weight=count)
-        # A step must not issue its gradients until it has waited for all mean gradients of the
-        # previous step. The control dependency is explicit, because some gradients do not depend on
-        # the weights of their layer.
+        # A training step waits for all mean gradients of the previous step. After the wait, the
+        # training step issues its own gradients. The control dependency is explicit, because some
+        # gradients do not depend on the weights of their layer.
         with tf.control_dependencies([value]):
             issued = self._exchange.issue(gradients, count)
         with tf.control_dependencies(issued):

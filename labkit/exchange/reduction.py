@@ -111,8 +111,8 @@ class CompressedReduction:
         pieces, layers = layout.layers(number)
         weight = layout.weights[number]
         reports = self._communicator.allgather((weight, _bad_layer(pieces, layers)), self.what)
-        # The weight NaN means that a rank's guard, which checks gradients for NaN and infinity,
-        # skips the training step.
+        # The weight NaN means that a rank's guard skips the training step. The guard of a rank
+        # checks gradients for NaN and infinity.
         skips = any(np.isnan(weight) for weight, _ in reports)
         bad = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(reports) if name]
         if bad or skips:
@@ -133,8 +133,8 @@ class CompressedReduction:
                 "choose another compressor"
             )
         for watcher in self.watchers:
-            # Watchers (callbacks) receive the training step in which the bucket was packed, because
-            # some ranks may already be in the next step.
+            # Watchers (callbacks) receive the training step in which the bucket was packed. Some
+            # ranks may already be in the next training step.
             watcher(number, layers, replace(record, step=layout.steps[number]))
 
     def _skip(self, pieces: Sequence[np.ndarray], bad: Sequence[str], by_guard: bool) -> None:

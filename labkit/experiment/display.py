@@ -37,8 +37,8 @@ def non_default_fields(model: BaseModel) -> dict[str, Any]:
 def brief(value: Any) -> str:
     """Return a value as one line of at most `MAX_CHARACTERS` characters.
 
-    A record is shown by its non-default fields, a callable by its name, and an array by its shape
-    and dtype.
+    A record is shown by its non-default fields. A callable is shown by its name, and an array by
+    its shape and dtype.
 
     >>> brief({"widths": [64, 64]})
     "{'widths': [64, 64]}"

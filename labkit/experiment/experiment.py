@@ -62,10 +62,11 @@ class Experiment(Checked):
             callable compiles the model, the experiment uses the loss, metrics and optimizer of this
             model.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
-        dataset: Name in `labkit.datasets.DATASETS`, a pair of arrays `(x, y)`, or a callable that
-            returns a `tf.data.Dataset` of samples or batches. A text may also be a path: an .npz,
-            .csv or .parquet file, a folder with one subfolder of images per class, or a saved
-            Hugging Face data set. The form `hf:NAME` loads a Hugging Face data set by its name.
+        dataset: Name in `labkit.datasets.DATASETS`, a pair of arrays `(x, y)`, or a callable. A
+            callable for `dataset` returns a `tf.data.Dataset` of samples or batches. The text may
+            also be the path of an .npz, .csv or .parquet file. The path of a folder with one
+            subfolder of images per class is also valid. The path of a saved Hugging Face data set
+            is also valid. The form `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
         validation: Test data if `dataset` is not a name: arrays `(x, y)`, or a callable. A named
             data set has its own test rows.
@@ -101,10 +102,11 @@ class Experiment(Checked):
         optimizer_options: Arguments of the optimizer, such as `{"momentum": 0.9}`.
         learning_rate: Learning rate for one worker, to which `learning_rate_scaling` applies; None:
             the optimizer's default.
-        learning_rate_scaling: Factor on the learning rate. The factor is 1 for "none", the number
-            of workers for "linear", and the square root of the number of workers for "sqrt".
-        warmup_epochs: Number of epochs at the start of training in which the learning rate grows
-            linearly from `learning_rate` to the scaled rate.
+        learning_rate_scaling: Factor on the learning rate. The factor is 1 for "none", and the
+            number of workers for "linear". For "sqrt", the factor is the square root of the number
+            of workers.
+        warmup_epochs: Number of epochs at the start of training with a growing learning rate. The
+            learning rate grows linearly from `learning_rate` to the scaled rate.
         loss: Name of a Keras loss. None means cross-entropy for classes, and mean squared error for
             regression targets.
         metrics: Names of Keras metrics. None means accuracy for classes, and mean absolute error
@@ -112,8 +114,9 @@ class Experiment(Checked):
         precision: Keras dtype policy.
         input_mode: With "shard", each rank reads its own rows. With "scatter", rank 0 reads all
             rows, and sends each rank its rows by MPI scatter.
-        batch_weights: One positive number per worker, proportional to the worker's share of each
-            batch; with None, shares are equal.
+        batch_weights: One positive number per worker, the weight of the worker. A worker's share of
+            each batch is proportional to its weight. With None, all workers have equal shares of
+            each batch.
         data_partition: Distribution of the samples over workers. "iid": all workers draw from all
             samples. "by_label": samples are sorted by label, then cut into one shard per worker.
             "dirichlet(0.3)": each worker's label shares are drawn from a Dirichlet distribution
@@ -237,8 +240,9 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # If the data set is a function, only the ranks call the function. If the shapes of the data
-        # are unknown, only the options of a named model are validated before the ranks start.
+        # If the data set is a function, only the ranks call the function. If the data's shapes are
+        # unknown, labkit validates only the options of a named model. The validation takes place
+        # before the ranks start.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)

@@ -37,8 +37,8 @@ class FaultOptions(ExperimentSpec, Protocol):
 def sends_every_message(experiment: FaultOptions) -> bool:
     """Return whether labkit itself sends every message of an experiment.
 
-    labkit can drop any message, or add a checksum to each message, only if it sends all messages
-    itself.
+    labkit can change messages only if labkit sends all messages itself. A change drops a message,
+    or adds a checksum to each message.
     """
     strategy = experiment.strategy
     algorithm = getattr(strategy, "scheduled", getattr(strategy, "algorithm", None))
@@ -99,8 +99,7 @@ def _validate_skip(experiment: FaultOptions, name: str) -> None:
 
 
 def _validate_fault(experiment: FaultOptions, fault: Fault, name: str) -> None:
-    # If a strategy runs a separate program for each worker, the field `rank` of a fault is a
-    # worker's number.
+    # If a strategy runs one program per worker, a fault's `rank` is a worker's number.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(

@@ -22,9 +22,10 @@ class VirtualClock(Checked):
     "5ms".
 
     Args:
-        compute_time: Time of one gradient. The value is a `ComputeTime`, a constant time, or a list
-            of the times of successive steps, which repeats cyclically. If `compute_time` is None,
-            the time of one gradient is measured once, before training.
+        compute_time: Time of one gradient. The value of `compute_time` is a `ComputeTime`, a
+            constant time, or a list of times. A list contains the times of successive steps, and
+            repeats cyclically. If `compute_time` is None, the time of one gradient is measured
+            once, before training.
         message_delays: Tuples (worker, step, seconds). Each tuple delays the gradient of one worker
             and step by a number of seconds.
         update_order: Tuples (server, worker, step), in the order in which servers apply gradients.

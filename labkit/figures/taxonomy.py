@@ -80,8 +80,8 @@ _COLORS: Scale = [
     (1e-6, "rgba(86,180,233,0.2)"),
     (1, "rgba(86,180,233,0.55)"),
 ]
-# `_LINE`, `_ROOM` and `_NUMBER` are heights in pixels: a method's name, a row's padding, and a row
-# with numbers only.
+# `_LINE` is the height of a method's name in pixels. `_ROOM` is the padding of a row in pixels.
+# `_NUMBER` is the pixel height of a row with numbers only.
 _LINE, _ROOM, _NUMBER = 15, 14, 34
 _SHOWN = 5  # greatest number of notebooks that the hover text names
 

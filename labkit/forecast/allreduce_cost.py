@@ -36,7 +36,7 @@ MANY = 1024  # maximum number of ranks for which long schedules are simulated by
 # `SHORT` names allreduce schedules with few rounds, which take little time to simulate even with
 # many ranks.
 SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")
-# The factor `AHEAD` reduces closed-form times, because messages that share a link may be faster
+# The factor `AHEAD` reduces the times of closed forms. Messages that share a link may be faster
 # than the closed form.
 AHEAD = 0.95
 VALUE, INDEX = 4, 4  # bytes per value and per index of a sparse vector
@@ -61,10 +61,10 @@ class Load:
     def bytes_of(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
         r"""Return the bytes of a partial result that combines the data of a number of ranks.
 
-        The model assumes that each rank draws its sparse indices independently. If the vector of
-        each rank contains a fraction \(s\) of all elements, the merged vector of m ranks contains
-        the fraction \(1 - (1 - s)^m\). A sparse result that would be larger than the dense vector
-        is sent as a dense vector.
+        The model assumes that each rank draws its sparse indices independently. The vector of each
+        rank contains a fraction \(s\) of all elements. The merged vector of m ranks contains the
+        fraction \(1 - (1 - s)^m\). A sparse result that would be larger than the dense vector is
+        sent as a dense vector.
         """
         if self.kind == "sum":
             return np.full_like(ranks, self.nbytes)
@@ -86,8 +86,8 @@ class LoadCost(NamedTuple):
 
     Attributes:
         seconds: Seconds until the last rank is done.
-        links: Bytes that cross each link; with more than `FEW` (64) ranks, only the busiest link of
-            each type.
+        links: Bytes that cross each link. With more than `FEW` (64) ranks, `links` contains only
+            the busiest link of each type.
         sent: Total bytes that all ranks together send.
         rounds: Bytes of the largest message in each round; empty with more than `FEW` ranks.
     """
@@ -101,11 +101,11 @@ class LoadCost(NamedTuple):
 def load_cost(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> LoadCost:
     """Return the cost of a collective that follows the schedule `name` among `size` ranks.
 
-    With more than `FEW` (64) ranks, the cost comes from an exact formula
-    (`labkit.simulate.exact_form`), if the schedule has one. With at most `FEW` ranks, or without an
-    exact closed form, the schedule is simulated. With more than `MANY` (1024) ranks, the model
-    assumes that every message of sparse or gathered data is as large as the complete result. A ring
-    is the exception.
+    With more than `FEW` (64) ranks, the cost comes from an exact formula.
+    `labkit.simulate.exact_form` evaluates the exact formula, if the schedule has one. With at most
+    `FEW` ranks, or without an exact closed form, the schedule is simulated. With more than `MANY`
+    (1024) ranks, the model simplifies sparse and gathered data. Every message of sparse or gathered
+    data then counts as large as the complete result. A ring is the exception.
 
     Args:
         name: Name of the schedule.

@@ -58,8 +58,8 @@ class ModelDescription(Protocol):
 def model_of(experiment: ModelDescription) -> dict[str, JSON]:
     """Return the fields of an experiment that determine a rank's step time, except the batch size.
 
-    In the result, an array is described by the shape and dtype of a sample, and a callable by its
-    source code.
+    The shape and dtype of a sample describe an array in the result. The source code describes a
+    callable in the result.
     """
     data = experiment.dataset
     if isinstance(data, tuple):
@@ -103,7 +103,7 @@ class LayerCost(Checked):
     Attributes:
         name: Name of the layer.
         kind: Keras class of the layer. For a block, `kind` is the class that the block's trainable
-            layers share, or "Functional" if the classes differ.
+            layers share. If the classes in a block differ, `kind` is "Functional".
         weights: Shapes of the trainable weights.
         forward, backward: The layer's share of the time of the model's forward and backward pass.
         out: Bytes of the layer's output for one sample.
@@ -124,8 +124,8 @@ class StepCost(Checked):
         rows: Number of samples in this rank's batch.
         threads: Number of threads of this rank.
         together: Number of ranks that compute on this machine at the same time, including this one.
-        forward, backward, update, other: Seconds of each part of the step; other is the overhead of
-            Keras and Python.
+        forward, backward, update, other: Seconds of each part of the step. The part `other` is the
+            overhead of Keras and Python.
     """
 
     rows: int = Field(gt=0)
@@ -211,13 +211,14 @@ class CollectiveCost(Checked):
 class Overhead(Checked):
     """An overhead of labkit, in addition to computation and transfer.
 
-    The overhead "meeting" is the time of a barrier. The overhead "bucket" is the time to pack a
-    gradient bucket and pass it to the exchange, without the allreduce. The overhead "overlap"
-    occurs during backpropagation, for each gradient bucket after the first. It is the time to pack
-    the bucket and pass it to the exchange. The overhead "message" is the time from when one program
-    sends a message until another program reads the message. The overhead "emulated" is the time
-    that an emulated network adds to each communication round. The overhead "replicas" is the part
-    of a step with gradient exchange that no other overhead explains.
+    The overhead "meeting" is the time of a barrier. The overhead "bucket" is the time to pass a
+    gradient bucket to the exchange. The overhead "bucket" includes the packing and excludes the
+    allreduce. The overhead "overlap" occurs during backpropagation, for each gradient bucket after
+    the first. It is the time to pack the bucket and pass it to the exchange. The overhead "message"
+    is the time between the sending and the reading of a message. The sender and the reader are
+    different programs. The overhead "emulated" is the time that an emulated network adds to each
+    communication round. The overhead "replicas" is the part of a step with gradient exchange that
+    no other overhead explains.
 
     Attributes:
         what: Name of the overhead.

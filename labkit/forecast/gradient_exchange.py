@@ -173,8 +173,8 @@ class Exchanged:
             return served
         pack = query.overhead_cost("bucket", bucket.nbytes)
         if number and not self._follows_computation and query.has_overhead("overlap"):
-            # The calibration measured the overhead of overlap with the smallest bucket, so a larger
-            # bucket adds its additional packing time.
+            # The calibration measured the overhead of overlap with the smallest bucket. The code
+            # adds the extra packing time of a larger bucket.
             excess = max(0.0, pack.median - query.overhead_cost("bucket").median)
             pack = add_spreads(
                 query.overhead_cost("overlap"),
@@ -182,9 +182,9 @@ class Exchanged:
             )
         if query.workers == 1:
             return replace(served, pack=pack)
-        # A small allreduce sums the numbers of samples of all ranks, once per step or once per
-        # compressed bucket. Without a compressor, the allreduce algorithm "shared_memory" needs no
-        # separate allreduce of the numbers of samples.
+        # A small allreduce sums the numbers of samples of all ranks. The small allreduce occurs
+        # once per step or once per compressed bucket. Without a compressor, the allreduce algorithm
+        # "shared_memory" needs no separate allreduce of the numbers of samples.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
             pack = add_spreads(pack, self._barrier)
         if number == 0:

@@ -137,8 +137,8 @@ class _MetaAllReduce(VirtualAllReduce):
     """Allreduces of vectors that have sizes but no values; equal allreduces are simulated once.
 
     On a network, allreduces among at most `FEW` ranks are simulated as in `VirtualAllReduce`.
-    With more than `FEW` ranks, or without a network, an allreduce starts when the last rank has
-    arrived, and `AllReduceCosts` gives its duration.
+    With more than `FEW` ranks, or without a network, `AllReduceCosts` gives an allreduce's
+    duration. The allreduce then starts when the last rank has arrived.
     """
 
     def __init__(

@@ -15,8 +15,9 @@ class MetaVector(NDArrayOperatorsMixin):
 
         (weights - rate * gradient)[2:5].nbytes      as for a real array
 
-    NumPy functions of a `MetaVector` also return vectors without values. Each element has the value
-    1 when it is read, each sum is 0, and a conversion to an array gives zeros.
+    NumPy functions of a `MetaVector` also return vectors without values. Each element of a
+    `MetaVector` has the value 1 when it is read. Each sum of a `MetaVector` is 0. The conversion of
+    a `MetaVector` to an array gives zeros.
 
     Args:
         size: Number of elements.

@@ -116,8 +116,8 @@ def link_bytes_of_groups(
         *((group, within) for group in replicas),
         *((group, across) for group in rank_groups),
     ):
-        # Link names contain numbers of ranks and hosts within the group, which the loop replaces by
-        # numbers in the experiment.
+        # Link names contain numbers of ranks and hosts within the group. The loop replaces the
+        # group's numbers by numbers in the experiment.
         hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
             numbers = hosts if name.startswith("host") else ranks

@@ -46,9 +46,10 @@ class SteadyStateDetector:
     """A detector of the steady state in a run without random times.
 
     The detector compares the step times and the traffic of each worker's last two cycles, step by
-    step. If the last two cycles of all workers are equal, and no worker is a cycle ahead, all
-    messages in transit belong to these cycles. After two equal cycles without older messages in
-    transit, all later cycles are equal too and need not be simulated.
+    step. The detector needs two equal cycles of all workers. No worker may be a cycle ahead. All
+    messages in transit then belong to the last two cycles. All later cycles are equal after two
+    equal cycles without older messages in transit. The runtime need not simulate the later equal
+    cycles.
 
     Args:
         workers: Number of simulated workers.
@@ -142,8 +143,8 @@ def of_program(
         query: Query with the experiment and the calibration.
         strategy: Strategy that creates the programs.
         cycle: Number of steps after which a worker's communication pattern repeats.
-        sample: Sample of workers that represents all workers on a network with one switch; None if
-            all workers run.
+        sample: Sample of workers that represents all workers, or None if all workers run. A sample
+            requires a network with one switch.
     """
     single_switch = query.network is None or (query.network.hosts, query.network.links) == (
         None,
@@ -219,8 +220,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # The detector gives up one cycle after the warm-up, because a steady state found later would
-    # save no time.
+    # The detector gives up one cycle after the warm-up. A steady state found later would save no
+    # time.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 

@@ -33,8 +33,8 @@ from labkit.simulate import Fit
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-# `NINE_TENTHS` is the 95th percentile of a normally distributed error, divided by the median of the
-# error's absolute value.
+# `NINE_TENTHS` assumes a normally distributed error. `NINE_TENTHS` is the 95th percentile of the
+# error, divided by its median absolute value.
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")
@@ -46,8 +46,8 @@ class StepForecast:
 
     Attributes:
         parts: Seconds of each part of the step (`PARTS`), on the rank that finishes last. The sum
-            of all parts is the step time. The part "whole" is the difference between a measured
-            whole step and the sum of its parts, see `add_residual`.
+            of all parts is the step time. The part "whole" comes from `add_residual`. The part
+            "whole" is a measured whole step minus the sum of its parts.
         rows: Number of samples in the largest batch that a rank reads for the step.
         spread: Bounds of the 90% interval of a run's typical step time, divided by the median.
         nbytes: Bytes per step that cross each link, as a mapping from link name to bytes.
@@ -82,9 +82,9 @@ class Query:
         calibration: Measured costs.
         network: Network of the ranks, real or emulated; None: all ranks are on the calibrated
             machine.
-        emulated: Whether the ranks run on an emulated network, with the overheads of emulation, and
-            share the cores of one machine. If the network is not emulated, each rank has its own
-            machine.
+        emulated: Whether the ranks run on an emulated network. Ranks on an emulated network have
+            overheads of emulation, and share one machine's cores. If the network is not emulated,
+            each rank has its own machine.
     """
 
     experiment: Any
@@ -137,10 +137,10 @@ class Query:
     def error(self) -> float | None:
         """The relative error of predicted network times (90% interval), or None if unknown.
 
-        The error comes from the fit to measured allreduces on a link, or, if there are none, from
-        the fit within a host. The fit to measured allreduces gives only the median error. A factor
-        converts the median error to the 90% interval, because errors are assumed to be normally
-        distributed.
+        The error comes from the fit to measured allreduces on a link. Without such a fit, the error
+        comes from the fit within a host. The fit to measured allreduces gives only the median
+        error. A factor converts the median error to the 90% interval, because errors are assumed to
+        be normally distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -192,10 +192,10 @@ class Query:
     def single_rank_seconds(self, rows: float) -> float:
         """Return the seconds of a single rank's step on a batch of `rows` samples.
 
-        If the experiment specifies a compute time, this time applies to a worker's part of the
-        batch, whatever its size. A single rank takes the specified compute time once for each
-        worker's part, and updates the weights once. The forecast of strong scaling uses the step of
-        a single rank as its reference.
+        An experiment may specify a compute time for a worker's part of the batch. The specified
+        compute time applies to any size of the part. A single rank takes the specified compute time
+        once for each worker's part, and updates the weights once. The forecast of strong scaling
+        uses the step of a single rank as its reference.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -211,8 +211,8 @@ class Query:
 
         Args:
             rows: Number of samples in the rank's batch.
-            ranks_at_once: Number of ranks that compute on one machine at the same time, including
-                this one; None: the number in the experiment.
+            ranks_at_once: Number of ranks that compute on one machine at once, including this one.
+                None means the number in the experiment.
 
         Raises:
             InvalidInput: No step was measured with the number of threads, or with as many

@@ -1,8 +1,8 @@
 """Correction of forecasts by the difference between measured whole steps and their parts.
 
 The parts of a step are measured separately, but they slow each other down in a whole step.
-Forecasts of other settings are corrected by the difference between a measured whole step and the
-forecast from its parts.
+The correction is the difference between a measured whole step and its forecast from parts. The
+correction also applies to forecasts of other settings.
 
 The wait for data is the reading time that exceeds the previous step's time.
 
@@ -102,9 +102,9 @@ class Residual:
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
-    If no step of the strategy was measured, the computation time is corrected by the difference of
-    a single rank's step. If the steps of a single rank were not measured either, the forecast is
-    not corrected, and a note states this fact.
+    Some strategies have no measured step. The computation time is then corrected by the difference
+    of a single rank's step. Without measured steps of a single rank, the forecast is not corrected.
+    A note then states that the forecast has no correction.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast

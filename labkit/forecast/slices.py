@@ -15,8 +15,8 @@ from labkit.forecast.workers import expected_maximum, group_ranks, slowest
 from labkit.schedules.grid_layers import Grid, crossing, owned_boxes
 
 # `DIVIDED` contains the Keras layer classes that tensor parallelism can divide into slices. Each
-# entry contains the index of a weight, and the dimension of this weight that limits the number of
-# slices.
+# entry of `DIVIDED` contains the index of a weight and a dimension. The dimension of the weight
+# limits the number of slices.
 DIVIDED = {
     "Dense": (0, -1),
     "Conv2D": (0, -1),
@@ -25,8 +25,8 @@ DIVIDED = {
     "GroupedQueryAttention": (2, 1),
 }
 HEADS = ("MultiHeadAttention", "GroupedQueryAttention")
-# `WITHIN` lists layer classes that may be between two paired layers, because they treat each unit
-# or channel separately.
+# `WITHIN` lists layer classes that may be between two paired layers. Layers in `WITHIN` treat each
+# unit or channel separately.
 WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),

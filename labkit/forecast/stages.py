@@ -74,8 +74,8 @@ def of_stages(
     stages = _cut(query, strategy)
     rows = strategy.rows(query.experiment.batch_size, workers)
     step = query.step(rows)
-    # If the sequence of a recurrent model is divided, each section contains all samples of the
-    # batch, but only a fraction of the work.
+    # A recurrent model may divide its sequence into sections. Each section contains all samples of
+    # the batch. Each section needs only a fraction of the work.
     part = 1 / table.microbatches if table.recurrent else 1.0
     costs = [_cost(query, stage, step, rows, slices) for stage in stages]
     forward = part * np.array([cost.forward + cost.wire / 2 for cost in costs])
@@ -215,9 +215,8 @@ def _update(
 ) -> tuple[float, float, float]:
     """Return weight share, time and bytes of the allreduce that averages over all replicas.
 
-    Returns:
-        The maximum fraction of all weights on one rank, the seconds of the allreduce, and the total
-        bytes that the allreduce sends.
+    Returns: The maximum fraction of all weights on one rank, and the allreduce's cost. The cost is
+        the seconds of the allreduce and the total bytes sent.
     """
     workers, ranks = query.workers, strategy.ranks(query.workers)
     stage_sizes = [sum(map(_size, stage)) for stage in stages]

@@ -33,8 +33,8 @@ class MapPoint(NamedTuple):
     Attributes:
         latency, bandwidth: Latency and bandwidth of links, s and bytes/s.
         workers: Number of ranks that train.
-        seconds: For each strategy, by name: the seconds of a global batch, or the seconds until a
-            target is reached.
+        seconds: Seconds of each strategy, by name. The seconds are those of a global batch, or
+            those until a target is reached.
         bands: For each strategy, by name: the interval over all seeds of the seconds to the target.
             The intervals are None if `seconds` are the seconds of a global batch.
     """
@@ -74,9 +74,9 @@ class Study:
             workers.
         calibration: Measured costs.
         network: Network between the machines, as a name or a `Network`.
-        weak: Whether to study weak scaling: each rank has a constant part of the batch, and the
-            global batch grows with the number of ranks. In strong scaling, all ranks together
-            divide the experiment's batch.
+        weak: Whether to study weak scaling. In weak scaling, each rank has a constant part of the
+            batch. The global batch of weak scaling grows with the number of ranks. In strong
+            scaling, all ranks together divide the experiment's batch.
         prices: Prices, and the number of steps of the training.
     """
 
@@ -122,8 +122,8 @@ class Study:
         """Return the largest worker count that reaches `efficiency`; None if `most` reaches it too.
 
         The search tests powers of two until the efficiency is too low, and then bisects the last
-        interval. Beyond the returned number of workers, efficiency may rise again, because some
-        algorithms work best with powers of two.
+        interval. Beyond the returned number of workers, efficiency may rise again. Some algorithms
+        work best with a power of two as the number of workers.
         """
         return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 

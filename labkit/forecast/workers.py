@@ -50,8 +50,8 @@ class RankGroup:
 def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
     """Group ranks by batch size and slowdown.
 
-    Without random factors, the ranks of one machine count as a single rank, because the calibration
-    measured the slowest of them.
+    The calibration measured the slowest rank of a machine. Without random factors, the ranks of one
+    machine therefore count as a single rank.
     """
     compute_time, groups = query.compute_time, []
     count_of = Counter((row, query.slowdowns.get(rank)) for rank, row in enumerate(rows))
@@ -84,10 +84,10 @@ def run_deviation(draws: Draws) -> float:
 def slowest(groups: Sequence[RankGroup]) -> Draws:
     r"""Return the compute seconds of the slowest rank in `DRAWS` simulated steps.
 
-    The slowest of m independent ranks takes \(F^{-1}(u^{1/m})\), where F is their distribution and
-    u is uniform, so one draw represents all ranks of a group. If a group has random factors, the
-    time of each of its ranks is drawn separately. The draws are stratified and use a fixed seed, so
-    the same query gives the same result.
+    The compute times of ranks have the distribution F. The slowest of m independent ranks takes
+    \(F^{-1}(u^{1/m})\) for a uniform random u. One draw of u represents all ranks of a group. If a
+    group has random factors, the time of each of its ranks is drawn separately. The draws are
+    stratified and use a fixed seed, so the same query gives the same result.
     """
     rng = np.random.default_rng(0)
     draws: Draws = np.max([_last(group, rng) for group in groups], axis=0)
@@ -220,9 +220,8 @@ def sample_network(
 ) -> tuple[Network | None, dict[int, float]]:
     """Return a network that delays the simulated ranks as if they carried the traffic of all ranks.
 
-    Returns:
-        The network with slower transfers, and for each simulated rank the factor by which its
-        transfer times are multiplied.
+    Returns: The network with slower transfers, and a factor for each simulated rank. The factor
+        multiplies the transfer times of the rank.
     """
     network = query.network
     if network is None:
@@ -317,8 +316,8 @@ class Pace:
 def measured_distribution(query: Query, compute_time: ComputeTime, spread: Spread) -> ComputeTime:
     """Return a lognormal distribution with the measured median and middle 90% of compute times.
 
-    For ranks on one machine, only the slowest rank was measured, so the σ of each rank is limited
-    to `UNLIKE`.
+    The calibration measured only the slowest rank of a machine. For several ranks on one machine, σ
+    is at most `UNLIKE`.
     """
     if compute_time.distribution != "constant" or query.virtual:
         return compute_time

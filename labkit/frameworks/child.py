@@ -78,8 +78,8 @@ class Child:
             pass_fds=[other.fileno()],
             start_new_session=True,  # Ctrl-C in the rank's terminal does not interrupt the child.
         )
-        # The parent process closes its copy of the child's pipe end; otherwise, the parent would
-        # not detect the end of the child.
+        # The parent process closes its copy of the child's pipe end. An open copy would hide the
+        # end of the child from the parent.
         other.close()
         self._send(task)
 
@@ -146,8 +146,8 @@ class Child:
         return nonempty_lines[-1] if nonempty_lines else f"exit code {self._process.poll()}"
 
     def _send(self, message: object) -> None:
-        # cloudpickle is imported only in this function, because child processes use the same module
-        # and may lack the package.
+        # Child processes use the same module and may lack cloudpickle. Only this function therefore
+        # imports cloudpickle.
         import cloudpickle
 
         try:
@@ -168,8 +168,8 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
     The child ends immediately when its parent ends, even during a step.
 
     Args:
-        calls_of: Function that takes the task and returns the functions that answer requests, as a
-            mapping from request name to function.
+        calls_of: Function that takes the task and returns functions that answer requests. The
+            result maps each request name to its function.
     """
     imports.append_inherited()  # The task may refer to modules in the notebook's folder.
     end = Connection(int(sys.argv[2]))

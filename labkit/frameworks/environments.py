@@ -194,8 +194,8 @@ def _folder(name: str) -> Path:
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> None:
-    # The working folder is "/", because uv would read project settings from the current folder,
-    # which may be untrusted.
+    # uv would read project settings from the current folder, which may be untrusted. The working
+    # folder is therefore "/".
     completed = subprocess.run(command, env=dict(variables), cwd="/")
     if completed.returncode:
         raise LabkitError(

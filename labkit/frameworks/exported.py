@@ -1,8 +1,8 @@
 """A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only.
 
-The functions `model_of` and `loss_of` build the exported model and loss with the caller's Keras,
-which may run on another TensorFlow or on JAX. This module does not import Keras; callers pass their
-Keras module.
+The functions `model_of` and `loss_of` build the exported model and loss with the caller's Keras.
+The caller's Keras may run on another TensorFlow or on JAX. This module does not import Keras;
+callers pass their Keras module.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Batches:
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Return inputs x, targets y, and the factor that multiplies this worker's mean loss.
 
-        The factor makes the mean loss over workers equal to the mean over all samples, even if
-        batches differ in size.
+        Batches of workers may differ in size. The factor makes the mean loss over workers equal the
+        mean over all samples.
         """
         rows, factor = self._rows[self._number], float(self._shares[self._number]) * self._size
         self._number += 1

@@ -4,7 +4,7 @@
     python foreign.py --versions torch
 
 The command with a module name, such as `labkit.frameworks.torch`, runs a labkit module. A Python
-without labkit can execute foreign.py, because the command names the file instead of a module of
+without labkit can execute foreign.py. The command names the file foreign.py instead of a module of
 labkit. The labkit module may import only NumPy and the framework. The option `--versions` prints
 the versions of packages, and does not import the packages. With `--versions`, the command fails if
 a package is missing.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-# The environment variables are set before the import of Keras and JAX, which read them on import or
-# at the first computation.
+# Keras and JAX read environment variables on import or at the first computation. The environment
+# variables are therefore set before the import.
 os.environ |= {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",

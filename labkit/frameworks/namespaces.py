@@ -31,8 +31,8 @@ ADDRESSES = ("192.0.2.1", "192.0.2.2")
 MTU = 1500
 # A network queue counts the bytes of a frame with its Ethernet header and without its preamble.
 FRAME = MTU + 14
-# The queue (size in bytes) is larger than the data that TCP sends ahead, so the queue drops no
-# packet.
+# The size of the queue, in bytes, exceeds the data that TCP sends ahead. The queue therefore drops
+# no packet.
 QUEUE = 2**24
 DEVICE = "veth0"
 TOOLS = ("ip", "tc")
@@ -42,10 +42,11 @@ READY = "ready"
 
 
 def frames(rate: int) -> int:
-    """Return the number of frames that TCP passes to the queue at once (about 50 µs of link time).
+    """Return the number of frames that TCP passes to the queue at once.
 
-    The number of frames is at least 1. If a timer released each frame separately (every 12 µs at 1
-    Gb/s), the queue would be late on a busy machine.
+    The number of frames is at least 1. The frames together take about 50 µs of link time. A timer
+    for each frame would fire every 12 µs at 1 Gb/s. On a busy machine, such a timer would make the
+    queue late.
 
     Args:
         rate: Link rate in bits/s.
@@ -59,8 +60,9 @@ def burst(rate: int) -> int:
     The burst size is twice the bytes that TCP passes to the queue at once.
 
     With a smaller burst, the link would be idle whenever the kernel's timer wakes the queue late.
-    For kernels without high-resolution timers, the tc manual recommends a burst of rate/HZ (500 kB
-    at 1 Gb/s and 250 Hz). A burst of 500 kB would let small messages pass without delay.
+    The tc manual recommends a burst of rate/HZ for kernels without high-resolution timers. For 1
+    Gb/s and 250 Hz, rate/HZ is 500 kB. A burst of 500 kB would let small messages pass without
+    delay.
     """
     return 2 * FRAME * frames(rate)
 

@@ -3,7 +3,8 @@
     python -m labkit.frameworks.tcp_counters DESCRIPTOR
 
 This program opens a netlink socket in its network namespace. The program then sends the netlink
-socket to its parent process, over an inherited socket with the file descriptor DESCRIPTOR.
+socket to its parent process. The program inherits a socket to its parent with the file descriptor
+DESCRIPTOR.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class ByteCounters:
 
     def matrix(self, senders: Iterable[str]) -> dict[str, JSON]:
         """Return the bytes from each of the senders to every task; empty without counters."""
-        # Worker processes always have TCP connections, so an empty table of sockets means that the
+        # Worker processes always have TCP connections. An empty table of sockets means that the
         # kernel offers no byte counters.
         if not self._task_of:
             return {}
@@ -124,9 +125,9 @@ def socket_inodes(pid: int) -> Iterator[int]:
 def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
     """Return a netlink socket that reports TCP connections; None if the kernel cannot report.
 
-    A netlink socket belongs to the network namespace in which it is opened. A subprocess opens the
-    socket of another namespace, because a thread of the calling process cannot enter a user's
-    namespace.
+    A netlink socket belongs to the network namespace in which it is opened. A thread of the calling
+    process cannot enter a user's namespace. A subprocess therefore opens the netlink socket of
+    another namespace.
 
     Args:
         inside: Command prefix that runs a command in the namespace; empty for the present

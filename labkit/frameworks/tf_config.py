@@ -218,8 +218,8 @@ class ServerProcesses:
             default: none.
 
     Attributes:
-        restarted: Names of processes that were restarted after an early end; a process has the name
-            of its first task.
+        restarted: Names of processes that were restarted after an early end. The name of a process
+            is the name of its first task.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A process in which PyTorch trains a model exported by labkit, with DDP or with fully_shard.
 
-The PyTorch benchmark also uses functions of this module to start its process group and to
-distribute its model.
+The PyTorch benchmark also uses functions of this module. The functions start the benchmark's
+process group and distribute its model.
 """
 
 from __future__ import annotations

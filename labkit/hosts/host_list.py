@@ -41,9 +41,9 @@ def hosts_of(source: Sequence[str] | str | Path) -> list[Host]:
     [Host(name='a', slots=2), Host(name='b', slots=1)]
 
     Args:
-        source: `["a:2", "b:2"]`, `"a:2,b:2"`, or the path of a host file with lines such as `a
-            slots=2`, `a:2` or `a`, and comments after #. A host without a number of slots has one
-            slot.
+        source: List `["a:2", "b:2"]`, text `"a:2,b:2"`, or path of a host file. Lines of a host
+            file are like `a slots=2`, `a:2` or `a`. Comments in a host file begin with a hash sign.
+            A host without a number of slots has one slot.
 
     Raises:
         InvalidInput: The list is empty or contains an invalid name.
@@ -86,8 +86,8 @@ def _host(pattern: re.Pattern[str], text: object, where: str, allowed: str) -> H
 def login() -> list[str]:
     """Return the prefix that runs commands on the login node; [] if this machine is the login node.
 
-    The login node belongs to a testbed of this process, or to the testbed that `labkit testbed up`
-    started.
+    The login node may belong to a testbed of this process. Otherwise, the login node belongs to the
+    testbed that `labkit testbed up` started.
     """
     named = os.environ.get(TESTBED)
     if named == "" or (named is None and "SLURM_CONF" in os.environ):
@@ -142,8 +142,8 @@ def local_address(towards: Iterable[str]) -> str:
     """
     ways = {address: _source(address) for address in towards}
     sources = {target: source for target, source in ways.items() if source}
-    # Loopback addresses are ignored, because this machine may be one of the hosts, under a name
-    # that resolves to a loopback address.
+    # This machine may be a host whose name resolves to a loopback address. The code therefore
+    # ignores loopback addresses.
     candidates = sorted({source for source in sources.values() if not source.startswith("127.")})
     candidates = candidates or sorted(set(sources.values()))
     if len(candidates) == 1:

@@ -9,8 +9,8 @@ The first process of a virtual host, which sets up the host and reaps orphaned p
 
 The first process of the host runs in its own Linux namespaces. When the first process exits, the
 kernel kills all other processes in its namespaces. The kernel then removes the namespaces of the
-first process with their mounts and network devices. When the parent exits, the pipe to the first
-process's standard input closes, and the first process exits too.
+first process with their mounts and network devices. The exit of the parent closes the pipe to the
+first process's standard input. The first process exits when its standard input closes.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _collect(number: int, frame: FrameType | None) -> None:
 def main(host: Specification) -> None:
     """Run as the first process of a host until the parent exits."""
     folder = Path(host["folder"])
-    # The process opens the parent folder before it calls `prepare`, because `prepare` may mount
-    # another folder over the parent's path.
+    # The function `prepare` may mount another folder over the path of the parent folder. The
+    # process therefore opens the parent folder before it calls `prepare`.
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("/")
     prepare(host)
@@ -145,8 +145,8 @@ class HostNamespaces:
 
     def __init__(self, host: Specification, within: int | None = None) -> None:
         self.name = host["name"]
-        # The method `wait` sets `pid`, the PID of the host's first process in the PID namespace of
-        # this process.
+        # The method `wait` sets `pid`, the PID of the host's first process. The PID is valid in the
+        # PID namespace of this process.
         self.pid = 0
         self._first: psutil.Process | None = None
         self._process = subprocess.Popen(
@@ -182,8 +182,8 @@ class HostNamespaces:
                 f"host {self.name} did not start: {errors[-1] if errors else 'no error message'}; "
                 "a testbed needs a Linux kernel with namespaces, and root with CAP_SYS_ADMIN"
             )
-        # The commands nsenter and unshare have one child process each, so the innermost process is
-        # the host's first process.
+        # The commands nsenter and unshare have one child process each. The innermost process is the
+        # host's first process.
         self._first = psutil.Process(self._process.pid).children(recursive=True)[-1]
         self.pid = self._first.pid
 
@@ -195,12 +195,12 @@ class HostNamespaces:
         """Kill all processes of the host and wait until they have ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        # The code also kills the host's first process, because a stopped process does not react to
-        # a closed pipe.
+        # A stopped process does not react to a closed pipe. The code therefore also kills the
+        # host's first process.
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             (self._first or self._process).kill()
-        # The kernel reports the end of a PID namespace's first process only after all other
-        # processes of the namespace have ended.
+        # The kernel reports the end of a PID namespace's first process last. All other processes of
+        # the namespace have ended by then.
         self._process.wait()
 
 

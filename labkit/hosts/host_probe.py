@@ -18,14 +18,14 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 
 LIMIT = 15.0  # Each host must answer within `LIMIT` seconds; all hosts are probed in parallel.
-# With the options in `OF_SSH`, ssh asks for no password, and does not wait minutes for a host that
-# is down.
+# With the options in `OF_SSH`, ssh asks for no password. ssh also does not wait minutes for a host
+# that is down.
 OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 # The variables MPI4PY_LIBMPI and MPI4PY_MPIABI select the MPI library of mpi4py.
 OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 # A prefix marks the answer of a host, because a login shell may print other lines.
 _MARK = "labkit answers: "
-# ssh exits with 255 if it cannot connect; a shell exits with 126 or 127 if it cannot run a command.
+# ssh exits with 255 if it cannot connect. A shell exits with 126 or 127 if it cannot run a command.
 _NOT_REACHED, _NO_COMMAND = 255, (126, 127)
 
 

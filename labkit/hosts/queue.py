@@ -96,8 +96,8 @@ class SlurmNode(NamedTuple):
     Attributes:
         name: Slurm's name of the node.
         address: Network address of the node.
-        state: Slurm's name of the state, such as "idle" or "drained"; a trailing * means that the
-            node does not answer.
+        state: Slurm's name of the state, such as "idle" or "drained". A trailing * in the state
+            means that the node does not answer.
         reason: Why an administrator or Slurm has taken the node out of service; "" if unknown.
     """
 
@@ -124,8 +124,8 @@ class Queue:
     """An interface to Slurm's queue and jobs, which calls Slurm's command-line programs.
 
     Args:
-        through: Words before each Slurm command, for example to run the command on a testbed's
-            login node; default: none.
+        through: Words before each Slurm command, by default none. For example, the words run the
+            command on a testbed's login node.
 
     Raises:
         LabkitError: Slurm is missing, fails or does not answer; every method may raise this error.
@@ -236,6 +236,7 @@ class Queue:
 
 def _job(line: str) -> SlurmJob:
     number, state, reason, start, partition = line.strip().split("|")
-    # Slurm may append a user to the state, as in "CANCELLED by 0", so only the first word is used.
+    # Slurm may append a user to the state, as in "CANCELLED by 0". The code uses only the first
+    # word of the state.
     reason, start = ("" if value in UNKNOWN else value for value in (reason, start))
     return SlurmJob(number, state.split()[0], reason, start, partition)

@@ -15,9 +15,9 @@ VALUED = "BbcDEeFIiJLlmOopQRSWw"
 # The environment variable PRTE_MCA_plm_ssh_agent names the command that mpiexec calls instead of
 # ssh.
 AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"
-# The environment variable LABKIT_TESTBED contains the folder of a testbed; labkit runs commands
-# such as `srun` on this testbed's login node. On the login node itself, the environment variable
-# LABKIT_TESTBED is empty.
+# The environment variable LABKIT_TESTBED contains the folder of a testbed. labkit runs commands
+# such as `srun` on the login node of the testbed. On the login node itself, the environment
+# variable LABKIT_TESTBED is empty.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -4,10 +4,10 @@
 
 The host `control` is a virtual host for Slurm's controller and the network switch. All other hosts
 are inside the PID namespace of the host `control`. All processes of the testbed end with the first
-process of `control`, because the kernel then kills all processes of its PID namespace. The host
-`control` ends when the supervisor ends. The supervisor ends when its parent process ends, even by a
-crash. The supervisor removes the testbed's folder; if the supervisor was killed, the host `control`
-removes it.
+process of `control`. The kernel then kills all processes of the PID namespace of `control`. The
+host `control` ends when the supervisor ends. The supervisor ends when its parent process ends, even
+by a crash. The supervisor removes the testbed's folder; if the supervisor was killed, the host
+`control` removes it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ FOLDER = "/tmp/slurm"
 LIMIT = 45.0  # All Slurm nodes must be ready within `LIMIT` seconds.
 SLURM_POLL_INTERVAL = 0.1  # seconds
 
-# Slurm in a testbed needs no authentication by munge, because only root of the local machine
-# reaches the testbed's network. Slurm's settings `linuxproc` and `task/none` are necessary, because
+# Only root of the local machine reaches the testbed's network. Slurm in a testbed therefore needs
+# no authentication by munge. Slurm's settings `linuxproc` and `task/none` are necessary, because
 # the testbed's daemons have no cgroups of their own. With Slurm's setting `config_overrides`, a
 # node may have more CPUs than the machine has cores.
 _CONFIGURATION = """\
@@ -161,8 +161,8 @@ class Slurm:
         """Wait until all Slurm nodes are ready for jobs.
 
         Raises:
-            LabkitError: A daemon has ended, or a node is not ready within `LIMIT` seconds; the
-                message contains the last error of the log.
+            LabkitError: A daemon has ended, or a node is not ready within `LIMIT` seconds. The
+                error message contains the last error of the log.
         """
         end = time.monotonic() + LIMIT
         while (states := self._states()) != ["idle"] * self.plan.nodes:
@@ -193,8 +193,8 @@ class Slurm:
 POLL_INTERVAL = 0.5  # seconds
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 USERS = Path("/run/user")  # The folder /run/user contains the XDG_RUNTIME_DIR of each user.
-# The environment variables in `SHARED` contain paths of folders that all hosts share, like the
-# shared file system of a cluster.
+# The environment variables in `SHARED` contain paths of folders. All hosts share the folders, like
+# the shared file system of a cluster.
 SHARED = ("LABKIT_DATA", "LABKIT_CACHE", "PYTHONPYCACHEPREFIX")
 
 
@@ -309,8 +309,7 @@ def _shared(folder: Path) -> list[Path]:
     variables = [os.environ[name] for name in SHARED if os.environ.get(name)]
     folders = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *variables)
     private = _private()
-    # If the working folder is /tmp itself, the hosts do not share it, because each host has its own
-    # /tmp.
+    # Each host has its own /tmp. The hosts do not share the working folder if it is /tmp itself.
     return [path for path in folders if path not in private]
 
 

@@ -60,7 +60,7 @@ def release_network(number: int) -> None:
 def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[str, int]) -> None:
     """Connect this machine and all hosts to the switch, and assign their IP addresses.
 
-    Packets from a host wait in a queue of the host's device; packets to a host wait in a queue of
+    Packets from a host wait in a queue of the host's device. Packets to a host wait in a queue of
     the switch.
 
     Args:
@@ -103,7 +103,7 @@ def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[s
 
 
 def set_link(control: int, host: str, up: bool) -> None:
-    """Set the link of a host up or down, like a network cable that is plugged in or pulled out."""
+    """Set the network link of a host up or down."""
     _configure(control, [f"link set {port(host)} {'up' if up else 'down'}"])
 
 
@@ -116,7 +116,7 @@ def bytes_sent(pid: int) -> int:
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
-            # In /proc/net/dev, the first eight counters are for received packets; the next counter
+            # In /proc/net/dev, the first eight counters are for received packets. The ninth counter
             # is the number of sent bytes.
             return int(counters.split()[8])
     raise LabkitError(f"the host has lost its network device {DEVICE}")

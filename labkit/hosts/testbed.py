@@ -19,8 +19,8 @@ from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.scripts import TESTBED
 from labkit.hosts.testbed_state import LOGIN, TestbedPlan, find_command
 
-# Virtual hosts do not inherit the environment variables in `OF_A_HOST`, because these variables
-# contain paths of the real machine.
+# The environment variables in `OF_A_HOST` contain paths of the real machine. Virtual hosts do not
+# inherit the variables in `OF_A_HOST`.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
 # With the option `--pdeathsig` of setpriv, the kernel kills a command when the command's parent
 # process dies.
@@ -33,8 +33,8 @@ class Testbed:
     Each host has its own host name, `/etc/hosts`, `/tmp`, `/dev/shm`, XDG_RUNTIME_DIR, processes
     and network. All hosts share all other files of this machine, like the shared file system of a
     cluster. If Python's folders, labkit's folder or the working folder are inside `/tmp`, all hosts
-    also share these folders. This machine is the login node of the hosts: it has a route to them,
-    and runs `srun` and `mpiexec`.
+    also share these folders. This machine is the login node of the hosts, and has a route to them.
+    The commands `srun` and `mpiexec` run on this machine.
 
     Attributes:
         hosts: Names of the hosts, "a", "b", …
@@ -162,8 +162,8 @@ class Testbed:
         return self._state["hosts"][host]
 
     def _check_up(self) -> None:
-        # `_check_up` is called before each use of a process id, because the system may reuse the
-        # ids after the testbed's end.
+        # The system may reuse process ids after the end of the testbed. `_check_up` is therefore
+        # called before each use of a process id.
         if testbed_state.read_state(self._folder) is None:
             raise LabkitError("the testbed has ended; start another one with lk.testbed(…)")
 

@@ -135,8 +135,8 @@ def pmix_folders() -> list[Path]:
 
 
 def _has_pmix() -> bool:
-    # `find_library` finds the library without loading it; a loaded library would conflict with the
-    # PMIx of Open MPI's Python package.
+    # `find_library` finds the PMIx library without loading it. A loaded library would conflict with
+    # the PMIx of Open MPI's Python package.
     return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX
 
 
@@ -179,8 +179,8 @@ def read_state(folder: Path) -> TestbedState | None:
 def _read_record(folder: Path) -> store.Record:
     """Return a testbed's record; while the testbed starts, it describes only the supervisor."""
     try:
-        # The function ignores the record's schema version, because each version of labkit must be
-        # able to end testbeds of other versions.
+        # The function ignores the schema version of the record. Each version of labkit must be able
+        # to end testbeds of other versions.
         record: store.Record = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
@@ -207,8 +207,8 @@ def start(
             # The assertion tells the type checker that stdout is a pipe.
             assert supervisor.stdout is not None
             line = supervisor.stdout.readline()
-        # After an exception, such as an interrupt, no caller waits for the testbed, so the code
-        # terminates the testbed's supervisor process.
+        # After an exception, such as an interrupt, no caller waits for the testbed. The code
+        # therefore terminates the testbed's supervisor process.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()

@@ -53,8 +53,8 @@ def read(annotation: str) -> Kind:
     """Return the type of an annotation like `list[int]`, `Literal["a", "b"]`, `float | None`.
 
     Raises:
-        NoType: The annotation names a type that is not in `NAMED`, has more than 1,000 characters,
-            or is not Python.
+        NoType: The annotation is not Python, or has more than 1,000 characters. Another cause of
+            NoType is a type that is not in `NAMED`.
     """
     if len(annotation) > LONGEST:
         raise NoType("too long")
@@ -185,8 +185,8 @@ def _arithmetic(left_type: str, op: ast.operator, right_type: str) -> str:
         return "int" if whole else "float"
     if left_type == right_type:
         return "timedelta" if left_type in ("date", "datetime") else left_type
-    # If one operand has a type in `_DOMINANT`, the result has the same type, as in `folder / name`
-    # and `[0] * 3`.
+    # The result has the type of an operand whose type is in `_DOMINANT`. Two examples are `folder /
+    # name` and `[0] * 3`.
     return next((kind for kind in _DOMINANT if kind in (left_type, right_type)), UNTYPED)
 
 
@@ -215,7 +215,7 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
-# Each expression in `_CONSTRUCTORS` creates a value from its text; datetime precedes its base class
+# Each expression in `_CONSTRUCTORS` creates a value from its text. datetime precedes its base class
 # date, because the first match is used.
 _CONSTRUCTORS = {
     datetime: "__import__('datetime').datetime.fromisoformat({!r})",

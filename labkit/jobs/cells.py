@@ -51,8 +51,8 @@ def text(notebook: Path) -> str:
         content = notebook_bytes(notebook)
         if notebook.suffix.lower() in SCRIPTS:
             return _from_script(content, notebook.suffix.lower())
-        # The notebook file may begin with a byte order mark, or be in UTF-16, which some Windows
-        # shells write.
+        # The notebook file may begin with a byte order mark. Some Windows shells write notebook
+        # files in UTF-16.
         decoded = content.decode(json.detect_encoding(content))
         return _upgrade(decoded) if _OLD_FORMAT.search(decoded) else decoded
     except (FileNotFoundError, NotADirectoryError):
@@ -107,8 +107,8 @@ def parse(content: str, notebook: Path) -> list[NotebookCell]:
         InvalidInput: The text is not a notebook of format 4, or its language is not Python 3.
     """
     try:
-        # The function does not use nbformat, because the import of nbformat takes longer than all
-        # other work of the function.
+        # The function does not use nbformat. The import of nbformat takes longer than all other
+        # work of the function.
         record = read_plain_json(content.encode(), strict=False)
         cells = [_cell(cell) for cell in _list_of("cells", _field(record, "cells"))]
         metadata = _record(_record(record).get("metadata", {}))

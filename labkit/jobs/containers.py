@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 IMAGE = f"labkit:{__version__}"
 
-# The container image needs ssh, because mpiexec uses ssh to start ranks in other pods. The ssh
-# option StrictModes is off, because the mpi-operator mounts the ssh keys with its own file modes.
-# ssh does not check host keys, because each pod has new keys.
+# The container image needs ssh, because mpiexec uses ssh to start ranks in other pods. The
+# mpi-operator mounts the ssh keys with its own file modes. The ssh option StrictModes is therefore
+# off. ssh does not check host keys, because each pod has new keys.
 _TEXT = """\
 # A container image of labkit {version}. Build it in the folder of the source:
 #     podman build -t {image} -f FILE .

@@ -13,15 +13,15 @@ from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import folders as registry
 from labkit.records import store
 
-# Slurm reports the reason JobLaunchFailure for an array task that could not start, for example
-# because a node lacks the sweep's folder.
+# Slurm reports the reason JobLaunchFailure for an array task that could not start. For example, a
+# node may lack the folder of the sweep.
 NEVER_BEGAN = "JobLaunchFailure"
 # A cancelled array task must end within `PATIENCE` seconds; Slurm is queried every `LOOK_EVERY`
 # seconds.
 PATIENCE, LOOK_EVERY = 80.0, 2.0
 ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
-# In a final state from `FAULTS`, an array task failed or ended by itself; other final states mean
-# an interruption.
+# In a final state from `FAULTS`, an array task failed or ended by itself. Final states outside
+# `FAULTS` mean an interruption.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
 
@@ -53,8 +53,8 @@ class Elements:
 def number_of(status: store.Record) -> str:
     """Return the array task number in a record, such as "12_3" (array and index), or "" if none."""
     number = str(status.get("element", ""))
-    # The code validates the array task's number, because another user may have written it, and
-    # squeue gets it as an argument.
+    # Another user may have written the number of the array task. The code validates the number
+    # before squeue gets it as an argument.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
@@ -113,8 +113,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
 
     Args:
         folder: Job folder of the array task.
-        job: Job that Slurm reports for the array task, or None if Slurm no longer has a record of
-            the job.
+        job: Job that Slurm reports for the array task. None means that Slurm no longer has a record
+            of the job.
         reason: Reason why the array task was cancelled, or "" if this process does not know the
             reason.
     """
@@ -124,8 +124,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
         return
     reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # Runs are recorded as ended before their job, because a reader that sees an ended job then
-    # reads its runs.
+    # A reader that sees an ended job then reads the runs of the job. The runs are therefore
+    # recorded as ended before their job.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)
@@ -142,9 +142,8 @@ def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
 
     Args:
         jobs: Folders of the jobs.
-        say: Function that prints a message about each array task that this user did not submit on
-            this machine. The result omits array tasks that this user did not submit on this
-            machine.
+        say: Function that prints a message about other users' and other machines' array tasks. The
+            result omits array tasks that this user did not submit on this machine.
     """
     slurm, elements = Elements(), {}
     for path in jobs:

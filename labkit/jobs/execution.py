@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# The output of a finished cell must arrive within `OUTPUT_LIMIT` seconds; papermill's default of 4
-# s aborts notebooks with slow output. If output is still missing after `OUTPUT_LIMIT` seconds, the
-# notebook continues with a warning.
+# The output of a finished cell must arrive within `OUTPUT_LIMIT` seconds. papermill's default limit
+# of 4 s aborts notebooks with slow output. If output is still missing after `OUTPUT_LIMIT` seconds,
+# the notebook continues with a warning.
 OUTPUT_LIMIT = 120
 # nbclient continues a notebook after an error in a cell with the tag raises-exception.
 MAY_RAISE = "raises-exception"
@@ -64,7 +64,7 @@ def execute_cells(
     from labkit.jobs import parameters
 
     source, output = str(_readable(notebook, job)), str(job / "output.ipynb")
-    # The writer `ExecutionRecord` is registered for the output file only; papermill handles all
+    # The writer `ExecutionRecord` is registered for the output file only. papermill handles all
     # other files in its usual way.
     papermill_io.register(output, ExecutionRecord())
     make_folder(job / "logs", job)
@@ -195,8 +195,8 @@ def _readable(notebook: Path, job: Path) -> Path:
     text = cells.text(notebook)
     record = json.loads(text)
     whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
-    # papermill uses the entries of the notebook's metadata as mappings and writes into them, so
-    # entries with the value None are removed.
+    # papermill uses the entries of the notebook's metadata as mappings and changes them. The code
+    # therefore removes metadata entries with the value None.
     whole["metadata"] = {n: value for n, value in whole["metadata"].items() if value is not None}
     if whole == record and text.encode() == notebook_bytes(notebook):
         return notebook

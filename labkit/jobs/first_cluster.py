@@ -21,9 +21,10 @@ EARLY = 3  # The search reads at most `EARLY` code cells, including the cell wit
 def first_cluster(notebook: Path, values: Values) -> Start | None:
     """Return how the ranks of a notebook's first cluster start; None if the source does not tell.
 
-    A prediction requires that one of the first cells calls `Cluster` in a separate statement, with
-    no other arguments than `workers` and `threads`. Each argument of `Cluster` must be a number or
-    the name of a parameter, as in `cluster = lk.Cluster(workers=workers)`.
+    For a prediction, one of the first cells must call `Cluster` in a separate statement. The call
+    of `Cluster` may have only the arguments `workers` and `threads`. Each argument of `Cluster`
+    must be a number or the name of a parameter. An example is `cluster =
+    lk.Cluster(workers=workers)`.
 
     Args:
         notebook: Notebook file (.ipynb).

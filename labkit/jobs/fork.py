@@ -28,8 +28,9 @@ class Fork:
 
     stdout = stderr = None
     # `_pipes` contains the writing ends of the pipes to all child processes. Each new child process
-    # closes the writing ends that it inherits from its parent. If a later child process kept a copy
-    # open, an earlier child would not notice that the parent closes its pipe.
+    # closes the writing ends that it inherits from its parent. A later child process might keep a
+    # copy of an earlier child's pipe. The earlier child would then not notice that the parent
+    # closes the pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
     def __init__(self, act: Callable[[int], int]) -> None:
@@ -51,8 +52,8 @@ class Fork:
     def poll(self) -> int | None:
         """Return the exit code of the process; None while it runs."""
         if self.returncode is None:
-            # The method must not call waitpid for an ended process again, because the system may
-            # reuse the process id.
+            # The system may reuse the id of an ended process. The method must therefore not call
+            # waitpid for an ended process again.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -82,15 +83,15 @@ class Fork:
 def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
     """Run a function and exit the child process, which must never return to the parent's code."""
     code = BROKEN
-    # The child process must not destroy objects that it inherited from its parent. Libraries that
-    # have threads in the parent, such as TensorFlow, abort or hang if the child destroys their
-    # objects.
+    # The child process must not destroy objects that it inherited from its parent. Some libraries,
+    # such as TensorFlow, have threads in the parent. Such libraries abort or hang if the child
+    # destroys their objects.
     gc.freeze()
     try:
         os.setsid()  # in a new session, the child does not receive Ctrl-C from the terminal
 
-        # A child process of a sweep inherits signal handlers that only count SIGINT and SIGTERM, so
-        # the child restores the default handlers.
+        # A child process of a sweep inherits handlers that only count SIGINT and SIGTERM. The child
+        # therefore restores the default signal handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)

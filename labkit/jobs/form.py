@@ -42,12 +42,12 @@ class Field:
 
         self.parameter = parameter
         self.input = _input(parameter)
-        # A value counts as changed if it differs from the widget's initial value, because a widget
-        # may reformat the notebook's default.
+        # A widget may reformat the notebook's default. A value therefore counts as changed if it
+        # differs from the widget's initial value.
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
-        # The help text is escaped, because it is a comment from the notebook and may contain
-        # characters of HTML.
+        # The help text is a comment from the notebook. The form escapes the help text, because it
+        # may contain characters of HTML.
         help = ipywidgets.HTML(f"<small>{escape(parameter.help)}</small>")
         self.widget = ipywidgets.VBox([ipywidgets.HBox([self.input, help]), self._error])
         self.input.observe(lambda _: changed(), names="value")
@@ -107,8 +107,8 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
-    # The form checks a text field only after its input is complete, because an incomplete list
-    # would show errors during typing.
+    # The form checks a text field only after its input is complete. An incomplete list would show
+    # errors during typing.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)
@@ -152,8 +152,8 @@ def parameter_form(notebook: Path | str, root: Path | str | None = None) -> Form
     """Return a form that sets a notebook's parameters and runs the notebook in the background.
 
     Args:
-        notebook: Path of an .ipynb file, relative to the current folder, or to the folder in which
-            `labkit lab` was started.
+        notebook: Path of an .ipynb file, relative to the current folder. The path may also be
+            relative to the start folder of `labkit lab`.
         root: Folder of all runs. By default, the folder is the one of `labkit lab`, or `runs`
             without `labkit lab`.
 
@@ -161,8 +161,8 @@ def parameter_form(notebook: Path | str, root: Path | str | None = None) -> Form
         InvalidInput: The notebook is missing, or its parameters cell is not Python.
     """
     runs_folder, path = os.environ.get("LABKIT_RUNS"), Path(notebook)
-    # JupyterLab starts a kernel in the folder of its notebook, which may differ from the folder
-    # where `labkit lab` runs.
+    # JupyterLab starts a kernel in the folder of its notebook. `labkit lab` may run in another
+    # folder.
     if runs_folder and not path.exists() and (Path(runs_folder).parent / path).exists():
         path = Path(runs_folder).parent / path
     return Form(path, Path(root or runs_folder or "runs"))
@@ -266,8 +266,8 @@ class Form:
             self._job = start(self.notebook, values, self.root, show=False)
             self.stop.disabled = False
             self._follow(self._job)
-        # Any error, for example a full disk, interrupts the job, because the form can no longer
-        # show the job's progress.
+        # Any error, for example a full disk, interrupts the job. After an error, the form can no
+        # longer show the job's progress.
         except Exception as error:
             self._report_failure(error)
         finally:
@@ -331,7 +331,7 @@ class Form:
         from IPython.display import HTML
 
         if path.exists():
-            # The link is relative to the current folder, so that a saved notebook contains no
+            # The link is relative to the current folder. A saved notebook therefore contains no
             # absolute path of this machine.
             place = quote(os.path.relpath(path))
             self._links.append_display_data(HTML(f'<a href="{place}">{escape(words)}</a>'))

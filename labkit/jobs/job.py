@@ -96,8 +96,8 @@ class Kernel:
         """Interrupt the cell, or the process if no kernel runs; kill the kernel after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
-        # The code reads `_pid` again before the second signal, because a kernel may start or end
-        # between SIGINT and SIGKILL.
+        # A kernel may start or end between the signals SIGINT and SIGKILL. The code therefore reads
+        # `_pid` again before the second signal.
         _interrupt(self._pid or os.getpid())
         time.sleep(GRACE)
         if self._pid:
@@ -131,9 +131,10 @@ class Kernel:
         self.rank, self.signal = None, ""
         from jupyter_client.asynchronous import AsyncKernelClient
 
-        # A new client is used, because the client from `manager.client()` would have the identity
-        # of papermill's client, and would receive its replies. The assertion tells the type checker
-        # that a kernel manager exists when a cell runs.
+        # The client from `manager.client()` would have the identity of papermill's client. The
+        # client would then receive the replies to papermill. The code therefore creates a new
+        # client. The assertion tells the type checker that a kernel manager exists when a cell
+        # runs.
         assert self.manager is not None
         client = AsyncKernelClient()
         client.load_connection_info(self.manager.get_connection_info())
@@ -212,12 +213,12 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
-        # For some errors, for example an unknown magic (`%nosuch`), IPython prints the error but
-        # does not report it to papermill.
+        # IPython prints some errors without a report to papermill. An example is an unknown magic
+        # (`%nosuch`).
         if getattr(error, "ename", "") == "CellExecutionError":
             vars(error).update(kernel.error)
-        # A kernel may also end after a shutdown request, so only a signal or a DeadKernelError
-        # proves that the kernel died.
+        # A kernel may also end after a shutdown request. Only a signal or a DeadKernelError proves
+        # that the kernel died.
         if (how := kernel.end()) and (how.signal or type(error).__name__ == "DeadKernelError"):
             keep_failed(job, how.message)
             store.fail(job, how.message)
@@ -257,8 +258,8 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        # The forked process creates new stream objects, because Python's old stream objects still
-        # refer to the streams of the parent.
+        # Python's old stream objects still refer to the streams of the parent. The forked process
+        # therefore creates new stream objects.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
@@ -284,8 +285,8 @@ def cause(error: BaseException) -> str:
 def prepare() -> None:
     """Import the libraries that execute notebooks and kernels, so that forks inherit them."""
     # At import, jsonschema compiles a grammar of web addresses, which takes one second per
-    # notebook. Notebooks do not need the check of web addresses; jsonschema omits this check if the
-    # module `rfc3987_syntax` is missing.
+    # notebook. Notebooks do not need the check of web addresses. jsonschema omits the check of
+    # addresses if the module `rfc3987_syntax` is missing.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import ipyparallel  # noqa: F401
     import nbformat
@@ -300,10 +301,11 @@ def prepare() -> None:
 def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
-    SIGINT is sent to the main thread, not to the process, because Linux may deliver a signal for
-    the process to another thread. Linux may do so while a signal is pending for the main thread.
-    For example, a SIGTERM is pending after Slurm has sent SIGTERM to all processes of a job. If
-    another thread received SIGINT, the signal would not interrupt a `time.sleep` in the cell.
+    Linux may deliver a signal for the process to any of its threads. The function therefore sends
+    SIGINT to the main thread, not to the process. Linux may do so while a signal is pending for the
+    main thread. For example, a SIGTERM is pending after Slurm has sent SIGTERM to all processes of
+    a job. If another thread received SIGINT, the signal would not interrupt a `time.sleep` in the
+    cell.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)
@@ -345,8 +347,8 @@ def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-# The MIME type of an output of `sb.glue`, which contains a name and data, begins with the text in
-# `SCRAP`.
+# An output of `sb.glue` contains a name and data. The MIME type of such an output begins with the
+# text in `SCRAP`.
 SCRAP = "application/scrapbook.scrap."
 # Outputs of `papermill.record` have the MIME type application/papermill.record+json.
 RECORD = "application/papermill.record+json"

@@ -37,8 +37,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# Jobs are not debugged, and debugpy is slow to import, so the code hides debugpy from the only
-# search by `ipykernel.debugger`.
+# debugpy is slow to import, and jobs need no debugger. The code hides debugpy from the only search
+# by `ipykernel.debugger`.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -174,7 +174,7 @@ class ForkedKernel(Fork):
     def __init__(self) -> None:
         self._ready_pipe, report_pipe = os.pipe()
         super().__init__(partial(_become_kernel, report_pipe, os.getpid()))
-        # The parent closes its copy of the pipe's writing end, because the pipe would otherwise
+        # The parent closes its copy of the pipe's writing end. With an open copy, the pipe would
         # stay open after the kernel ends.
         os.close(report_pipe)
 
@@ -219,8 +219,8 @@ class Provisioner(LocalProvisioner):
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
         # A client that connects before the kernel is reachable would be refused, and would retry
-        # after 100 ms. A client that connects too early could also use, as its source port, the
-        # port that the kernel is about to bind.
+        # after 100 ms. The kernel is about to bind a port. A client that connects too early could
+        # use the same port as its source port.
         await self.embryo.wait_until_reachable()
         return self.connection_info
 
@@ -228,9 +228,9 @@ class Provisioner(LocalProvisioner):
 class Client(AsyncKernelClient):
     """A kernel client that waits only for the kernel's welcome message, and loses no output.
 
-    The client of jupyter_client polls until a message arrives, then waits for a pause of 0.2 s
-    without messages. The wait of 0.2 s is necessary for kernels of older versions, which send no
-    welcome message.
+    The client of jupyter_client polls until a message arrives. The client then waits until no
+    message arrives for 0.2 s. The wait of 0.2 s is necessary for kernels of older versions, which
+    send no welcome message.
     """
 
     def _context_default(self) -> zmq.asyncio.Context:
@@ -262,8 +262,8 @@ class Client(AsyncKernelClient):
 
 def _end_statement(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM: interrupt a running statement so that it cleans up; end an idle process."""
-    # While an asynchronous cell waits, ipykernel replaces the SIGINT handler, and an exception
-    # would end the kernel's event loop.
+    # While an asynchronous cell waits, ipykernel replaces the SIGINT handler. An exception would
+    # then end the kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
@@ -278,36 +278,37 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     """Read the arguments from a pipe, run the kernel, and then call the atexit functions."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
-    # If the job's process has already ended, the kernel must not start, because it would monitor
-    # another parent process.
+    # If the job's process has already ended, the kernel must not start. Otherwise, the kernel would
+    # monitor the wrong parent process.
     if not text or os.getppid() != job:
         return 0
-    # Standard input belongs to the job's process, so a cell that reads from it gets an end of file.
+    # Standard input belongs to the job's process. A cell that reads standard input gets an end of
+    # file.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
     # The environment that arrives through the pipe is complete, so all other variables are removed.
     os.environ.clear()
     os.environ.update(environment)
-    # `prepare` has blocked the import of `rfc3987_syntax`; the kernel allows it again, because a
-    # notebook may import this module.
+    # `prepare` has blocked the import of the module `rfc3987_syntax`. The kernel allows the import
+    # of `rfc3987_syntax` again for notebooks.
     sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
         # Without a new seed, all notebooks of a sweep would draw the same random numbers.
         numpy_random.seed()
 
     # Slurm sends SIGTERM to all processes of an array task at the same time. After SIGTERM, the
-    # job's process interrupts the cell; the kernel must continue, to report the output of the
-    # cleanup. The kernel does not use SIG_IGN for SIGTERM, because child processes of cells would
-    # inherit SIG_IGN.
+    # job's process interrupts the cell. After SIGTERM, the kernel must continue, to report the
+    # output of the cleanup. The kernel does not use SIG_IGN for SIGTERM, because child processes of
+    # cells would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
     # IPython's warning "To exit: use …" is hidden, because it is meant for interactive users.
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
-    # The parent's process id is an argument, because ipykernel reads it from an environment
-    # variable at import, which happens before the fork.
+    # The parent's process id is an argument, not an environment variable. ipykernel would read the
+    # environment variable at import, before the fork.
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )

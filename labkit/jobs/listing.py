@@ -27,9 +27,9 @@ Row = tuple[str, ...]
 class ListingCache:
     """A cache of table rows, one per ended run, with the sizes and times of the run's files.
 
-    The cache is in the user's cache folder, not in the folder of runs, because another user's
-    folder of runs could contain a forged cache. A cache file is rebuilt if it is missing, damaged
-    or from another labkit version. If the cache cannot be written, all runs are read each time.
+    The cache is in the user's cache folder, not in the folder of runs. Another user's folder of
+    runs could contain a forged cache. A cache file is rebuilt if it is missing, damaged or from
+    another labkit version. If the cache cannot be written, all runs are read each time.
 
     Args:
         root: Folder whose runs are listed.
@@ -103,8 +103,8 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
         skipped += skipped_links(folder, root)
         try:
             if folder.is_run:
-                # Each record is dropped after its table row is created, because thousands of
-                # records would fill the memory and slow down the garbage collector.
+                # Each record is dropped after its table row is created. Thousands of records would
+                # fill the memory and slow down the garbage collector.
                 read_row = partial(_read, folder, name, slurm)
                 row = read_row() if listed is None else listed.row(name, folder, read_row)
                 if isinstance(row, str):
@@ -124,7 +124,7 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
             skipped.append(f"{name} left out: {error}")
     if listed is not None:
         listed.save()
-    # Rows are sorted by path, so that each sweep is followed by its jobs, and each job by its runs.
+    # Rows are sorted by path. Each sweep is followed by its jobs, and each job by its runs.
     return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
 
 
@@ -211,8 +211,8 @@ def elapsed(status: store.Record) -> float | None:
     if status.get("ended"):
         end = datetime.fromisoformat(status["ended"])
     elif status["state"] == "running":
-        # If no end time is recorded, only a running process has a duration, because the end time of
-        # a dead process is unknown.
+        # Without a recorded end time, only a running process has a duration. The end time of a dead
+        # process is unknown.
         end = datetime.now(UTC)
     else:
         return None

@@ -36,8 +36,8 @@ WRITE_EVERY = 0.5  # Growing curves are written to disk at most every `WRITE_EVE
 
 # Only labkit itself may write the fields of metrics.json in `RESERVED`.
 RESERVED = FIELDS["metrics.json"].keys() - {"test_accuracy", "test_loss"} | {"logged", "spread"}
-# For each metric that comparisons of runs use, `JUDGED` lists the logged names that may supply its
-# value, best first.
+# Comparisons of runs use the metrics in `JUDGED`. For each metric, `JUDGED` lists the logged names
+# to read, best first.
 JUDGED = {
     "val_accuracy": ("val_accuracy", "test_accuracy", "accuracy"),
     "val_loss": ("val_loss", "test_loss"),
@@ -60,17 +60,15 @@ def log(
     "running" until the notebook or script ends. After the end of the notebook or script, the run's
     state is "completed", or "failed" after an error.
 
-    A new run begins if `parameters` differ from those of the current run. In an interactive
-    session, a new run also begins after a cell, such as the parameters cell, sets a declared
-    parameter.
+    A new run begins if `parameters` differ from those of the current run. In interactive sessions,
+    a new run begins after a cell sets a declared parameter.
 
     Comparisons of runs read held-out accuracy from val_accuracy, test_accuracy or accuracy, and
     held-out loss from val_loss or test_loss. The curve `loss` is the training loss. All other names
     have no special meaning.
 
     Args:
-        label: Label of the run, which is necessary only if a notebook logs several runs at the same
-            time.
+        label: Label of the run. Only notebooks that log several runs at once need labels.
         step: Training step, counted from 1, at which the values were measured; the values become
             points of curves.
         parameters: Parameters of the run, in addition to those of the notebook's parameters cell.
@@ -78,8 +76,8 @@ def log(
         values: Measured values, by name.
 
     Raises:
-        InvalidInput: A name is reserved by labkit, or a value is neither a number, a boolean, a
-            text nor a list of numbers.
+        InvalidInput: A name is reserved by labkit, or a value has the wrong type. Valid values are
+            numbers, booleans, texts and lists of numbers.
     """
     if not _LOGS:
         _register_hooks()
@@ -188,8 +186,8 @@ class RunLog:
             store.fail(self.run.path, message)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
-        # The folder with streamed values is removed last, because a hyperparameter search may still
-        # write a request to prune the run there.
+        # The folder with streamed values is removed last. A hyperparameter search may still write a
+        # prune request to the folder.
         shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
@@ -241,8 +239,8 @@ def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
         # experiment.json stores a strategy as a mapping that contains the strategy's name. A
-        # parameter gets another name in the record if an Experiment field has the same name but
-        # rejects the value.
+        # parameter may have the name of an Experiment field but an invalid value. The record then
+        # contains the parameter under another name.
         if name == "strategy" and isinstance(plain, str):
             plain = dict[str, JSON](name=plain)
         odd = name in record or field_problem("experiment.json", {name: plain})

@@ -42,10 +42,10 @@ def execute(
     """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
     The terminal shows the output of the notebook as soon as the notebook prints it. The runs of the
-    notebook are stored in the job's folder; the environment variable LABKIT_JOB contains the path
-    of the folder. The notebook runs in the current folder of the caller, as with papermill. The job
-    does not change the notebook file itself. The first Ctrl-C interrupts the running cell, which
-    can then clean up; a second Ctrl-C kills the job.
+    notebook are stored in the job's folder. The environment variable LABKIT_JOB contains the path
+    of the job's folder. The notebook runs in the current folder of the caller, as with papermill.
+    The job does not change the notebook file itself. The first Ctrl-C interrupts the running cell,
+    which can then clean up; a second Ctrl-C kills the job.
 
     Args:
         notebook: Path of an .ipynb file.
@@ -163,16 +163,17 @@ def start(
     """
     unfinished = store.unfinished_job(root, notebook, values) if resume else None
     path = unfinished or store.new_job_directory(root, notebook, values)
-    # The output is discarded instead of piped, because no process would read the pipe, and a full
-    # pipe would block the notebook.
+    # The job's output is discarded, because no process would read a pipe. A full pipe would block
+    # the notebook.
     output = None if show else subprocess.DEVNULL
     job_environment = {
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: imports.notebook_folders(notebook),
     }
     # With the option -P, Python does not import modules from the caller's folder. The job runs in
-    # its own session, so Ctrl-C reaches only this process, which then closes the pipe to the job.
-    # If the starting process is killed, the system closes the pipe, so the job also ends.
+    # its own session, so Ctrl-C reaches only the starting process. After Ctrl-C, the starting
+    # process closes the pipe to the job. If the starting process is killed, the system closes the
+    # pipe, so the job also ends.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],
         stdin=subprocess.PIPE,

@@ -48,8 +48,8 @@ Values: TypeAlias = "Mapping[str, JSON]"
 class NotebookParameter:
     """One assignment of a parameters cell: `workers: int = 2  # ranks`.
 
-    `own` is True if the notebook itself logs its runs with `lk.log`. In notebooks that log their
-    own runs, parameters such as `model` may have values that are not valid for an Experiment.
+    `own` is True if the notebook itself logs its runs with `lk.log`. A notebook that logs its own
+    runs may use values that no Experiment accepts.
     """
 
     name: str
@@ -98,12 +98,13 @@ class NotebookParameter:
             )
         for reading, strict in readings:
             try:
-                # Validation follows the rules of JSON: a list is valid as a tuple, but True and 2.0
-                # are not valid as int.
+                # Validation follows the rules of JSON. A list is valid as a tuple. The values True
+                # and 2.0 are not valid as int.
                 checked = _validate(kind, reading, strict)
                 converted: JSON = json.loads(kind.dump_json(checked))
-                # A value is accepted only if its JSON form keeps its meaning. For example, the type
-                # `float | str` would read the JSON form "Infinity" of an infinite number as a text.
+                # A value is accepted only if its JSON form keeps its meaning. For example, an
+                # infinite number has the JSON form "Infinity". The type `float | str` would read
+                # "Infinity" as a text.
                 same = self.source(converted) == python_source(checked)
                 if same and (strict or isinstance(value, str) or _equal(converted, value)):
                     return converted
@@ -145,8 +146,8 @@ def declared(notebook: Path) -> dict[str, NotebookParameter]:
     """
     all_cells = cells.read(notebook)
     tagged = [cell for cell in all_cells if "parameters" in cell.tags]
-    # papermill inserts values after the first cell with the tag `parameters`, so a later cell with
-    # the tag would overwrite the values.
+    # papermill inserts values after the first cell with the tag `parameters`. A later cell with the
+    # tag would overwrite the values.
     if len(tagged) > 1 or any(cell.kind != "code" for cell in tagged):
         kinds_found = " and ".join(f"a {cell.kind} cell" for cell in tagged[:3])
         raise InvalidInput(
@@ -206,8 +207,8 @@ def _annotation(node: ast.AnnAssign) -> str:
 def _plain_python(source: str) -> str:
     """Return a cell as Python: magics and shell commands become calls of IPython functions."""
     while match := _CELL_MAGIC.match(source):
-        # A cell whose magic is not in `_TRANSPARENT` contains another language, or runs in another
-        # process, so it sets no parameters.
+        # `_TRANSPARENT` lists the cell magics that run Python code in the notebook's process. A
+        # cell with any other cell magic sets no parameters.
         source = source[match.end() :] if match[1] in _TRANSPARENT else ""
     try:
         ast.parse(source)
@@ -233,20 +234,19 @@ def validate_values(
 ) -> dict[str, JSON]:
     """Return the given parameters, converted to the types that the notebook declares.
 
-    A parameter with the name of an Experiment field must be valid for that field. For a list of
-    values, as in a sweep, each item must be valid for the Experiment field of the same name. A
-    parameter with a Literal type is not checked if its default is not valid for the Experiment
-    field of the same name. Only `Experiment` itself contains the rules for its fields.
-    `declarations` contains the declared parameters. If `declarations` is None, the declared
-    parameters are read from the notebook.
+    A parameter with the name of an Experiment field must be valid for that field. In a list of
+    values for an Experiment field, each item must be valid. A Literal parameter may have a default
+    that its Experiment field rejects. A parameter with a rejected default is not checked. Only
+    `Experiment` itself contains the rules for its fields. `declarations` contains the declared
+    parameters. If `declarations` is None, the declared parameters are read from the notebook.
 
     Raises:
         InvalidInput: A parameter name is unknown, a type is wrong, or a value is not allowed.
     """
     if declarations is None:
         declarations, raw_values = declared(notebook), raw_values or _injected_values(notebook)
-    # Python normalizes identifiers, and some keyboards write ö as two characters, so the code also
-    # normalizes the given names.
+    # Some keyboards write ö as two characters, and Python normalizes identifiers. The code
+    # therefore also normalizes the given parameter names.
     raw_values = {unicodedata.normalize("NFKC", name): value for name, value in raw_values.items()}
     check_names(notebook, raw_values, declarations)
     values = {name: declarations[name].convert(value) for name, value in raw_values.items()}
@@ -341,9 +341,9 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
         for name, value in values.items()
         if name in Experiment.model_fields
     }
-    # The check tests each item of a field only with the first items of all other fields, instead of
-    # all combinations. A test of all combinations would create ten thousand experiments for a sweep
-    # of four lists of ten values.
+    # The check does not test all combinations of values. The check tests each item only with the
+    # first items of all other fields. A sweep of four lists of ten values has ten thousand
+    # combinations. A test of all combinations would create an experiment for each combination.
     first = {name: items[0] for name, items in fields.items() if items}
     for name, items in fields.items():
         for item in items:

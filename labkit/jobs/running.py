@@ -19,8 +19,8 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import folders, store
 
-# The context manager `following` yields a `Follow` function, which its user calls as soon as the
-# runs' folder is known.
+# The context manager `following` yields a function of the type `Follow`. The user calls the
+# function as soon as the runs' folder is known.
 Follow = Callable[[Path], None]
 
 
@@ -46,8 +46,8 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
     if mlflow is None and tensorboard is None:
         yield lambda folder: None
         return
-    # The export process runs in its own session, so that Ctrl-C does not kill it before it exports
-    # the final states of the runs.
+    # The export process runs in its own session, so Ctrl-C does not kill it. After Ctrl-C, the
+    # export process still exports the final states of the runs.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.records.live_export", mlflow or "", tensorboard or ""],
         stdin=subprocess.PIPE,
@@ -94,9 +94,9 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     """Stop all sweeps and jobs at and below `root`; return the folders of those that still run.
 
     The process of a sweep stops the jobs of the sweep. Runs of a notebook that is open in
-    JupyterLab continue, because the process of the notebook executes these runs. Only processes in
-    this user's registry are stopped. A process is not stopped if only a record in the folder, and
-    not the registry, names the process.
+    JupyterLab continue. The process of the open notebook executes the notebook's runs. Only
+    processes in this user's registry are stopped. A process that is missing from the registry is
+    not stopped. A record in the folder of runs is not sufficient to stop a process.
 
     Raises:
         LabkitError: The folder is missing.
@@ -109,8 +109,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         say(line)
 
     signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
-    # Jobs of stopped sweeps get no signal, because the sweep would count a job that receives a
-    # signal as failed.
+    # Jobs of stopped sweeps get no signal. The sweep would count a job that receives a signal as
+    # failed.
     single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
     elements = queued(single_jobs, report)
     signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
@@ -138,15 +138,15 @@ def _signal_processes(
         name: Name of the file that records the state in each folder.
         say: Function that prints a message about each running job or sweep that cannot be stopped.
 
-    Returns: A dict from folder to the process that received the signal, and the folders whose
-        processes this user has no right to end.
+    Returns: A dict from folder to the process that received the signal. The second result lists the
+        folders whose processes this user cannot end.
     """
     signalled, refused = {}, []
     for path in sorted(paths):
         process = folders.process(path)
         if process is None:
-            # A record of a running job without a live process gets no message, because `labkit ls`
-            # shows the job as interrupted.
+            # No message is printed about a job whose process has died. The command `labkit ls`
+            # shows a job without a live process as interrupted.
             if (record := _running_record(path / name)) and store.is_alive(record):
                 say(f"{path} {ELSEWHERE}")
             continue
@@ -165,7 +165,7 @@ def _signal_processes(
 
 
 def _running_record(path: Path) -> store.Record | None:
-    """Return the record of a running job or sweep; None if it has ended, or if it runs in Slurm."""
+    """Return the record of a job or sweep that runs outside Slurm, or None."""
     try:
         record = store.read_json(path)
     except LabkitError:  # the command `labkit ls` reports the damaged record

@@ -84,8 +84,8 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
             default: `STRATEGIES`.
 
     Raises:
-        InvalidInput: The file exists, its folder is missing, or the model, data set or strategy is
-            unknown or does not fit the other two.
+        InvalidInput: The file exists, or its folder is missing. An unknown or incompatible model,
+            data set or strategy also raises InvalidInput.
     """
     path = Path(name) if name.endswith(".ipynb") else Path(f"{name}.ipynb")
     kind = "list[str | dict]"
@@ -93,12 +93,12 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     chosen = declared.convert(strategies or STRATEGIES)
     # The assertion only informs the type checker that `chosen` is a list.
     assert isinstance(chosen, list)
-    # Experiments are created before the notebook file, so that an invalid strategy raises an error
-    # before anything is written.
+    # Experiments are created before the notebook file. An invalid strategy therefore raises an
+    # error before anything is written.
     for strategy in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=strategy)
-    # Only the file name is shown for an absolute path, because notebooks must not contain folder
-    # names of this machine.
+    # For an absolute path, only the file name is shown. Notebooks must not contain folder names of
+    # this machine.
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
     notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
     # The notebook's text has the format in which Jupyter saves, so that Jupyter later changes only

@@ -6,9 +6,9 @@
 
 Every rank executes the calls of `init`, `compile` and `fit`. Before the optimizer applies
 gradients, it averages the gradients over the ranks, so a custom `train_step` works unchanged.
-Losses that are passed to `compile` have the values that one process would compute for the whole
-batch (module `whole_batch`). A loss that a custom `train_step` computes is assumed to be a mean
-over the samples of the batch.
+Losses that are passed to `compile` cover the whole batch of all ranks. Each loss has the value that
+one process would compute (module `whole_batch`). A custom `train_step` may compute its own loss.
+Labkit treats the loss of a custom `train_step` as a mean over samples.
 """
 
 from __future__ import annotations

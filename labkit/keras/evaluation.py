@@ -118,20 +118,20 @@ def evaluate(
     Metrics other than those of Keras receive the batches of all ranks. With `sharded`, the parts of
     all ranks are joined to one batch. Without `sharded`, metrics receive the batches one after the
     other, first those of rank 0. Losses are averaged over batches, weighted by the number of
-    samples in each batch. A loss that is not a mean over samples, for example a masked or weighted
-    loss, depends on how samples are grouped into batches.
+    samples in each batch. A masked or weighted loss is not a mean over samples. The value of a
+    masked loss depends on how samples are grouped into batches.
 
     Args:
         model: Compiled model, with the same weights on every rank.
-        data: This rank's part of the data, in a form that `model.evaluate` accepts; None if the
-            rank has no data.
+        data: This rank's part of the data, in a form for `model.evaluate`. The value None means
+            that the rank has no data.
         communicator: Communicator of the ranks that evaluate.
         sharded: Whether `data` is a result of `shard`, so that all ranks have the same number of
             batches.
         options: Further arguments of `model.evaluate`.
 
-    Returns: A dict from metric name to the metric's value over the data of all ranks, with the same
-        values on every rank.
+    Returns: A dict from metric name to the value over all ranks' data. Every rank gets the same
+        metric values.
     """
     begin_evaluation(model, communicator)
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
@@ -143,8 +143,8 @@ def evaluate(
     result: dict[str, float] = {}
     if data is not None:
         hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
-        # During an evaluation inside a `fit`, hooks for batches and metrics temporarily replace the
-        # corresponding hooks of the `fit`.
+        # During an evaluation inside a `fit`, the evaluation's hooks replace those of the `fit`.
+        # The hooks for batches and metrics are replaced temporarily.
         together = sharded and communicator.size > 1
         whole = WholeBatch(model, communicator, tests=together)
         seen = None if together else SeenByMetrics.of(model)
@@ -184,8 +184,8 @@ def global_metrics(
             returns.
         communicator: Communicator of the ranks whose metric states are summed.
         result: Function that returns the metrics from the model's metric states.
-        counts: Recorded inputs of metrics whose states cannot be summed; None if such metrics have
-            already received the batches of all ranks.
+        counts: Recorded inputs of metrics whose states cannot be summed. The value None means that
+            the metrics have already received all ranks' batches.
     """
     metrics = metrics_of(model)
     before = [(state, state.numpy()) for metric in metrics for state in metric.variables]
@@ -224,8 +224,9 @@ def ignore_empty_batch(
     """Run a step so that an empty batch changes neither metrics nor statistics.
 
     A sample of zeros replaces an empty batch, because layers may fail for empty batches. The sample
-    of zeros contributes to the gradient with weight 0. States that stay equal on all ranks, such as
-    synchronized batch statistics, change even if this rank's batch is empty.
+    of zeros contributes to the gradient with weight 0. Some states stay equal on all ranks, such as
+    synchronized batch statistics. A state that is equal on all ranks changes even for an empty
+    batch.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)

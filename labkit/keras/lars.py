@@ -22,12 +22,12 @@ TRUST_RATIOS = ("paper", "optax")
 class LARS(keras.optimizers.Optimizer):
     r"""LARS: stochastic gradient descent with momentum and a learning rate per layer.
 
-    Equation 6 of the paper defines the trust ratio of weights w with gradient g as \(\lambda = \tau
-    \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\). The library optax defines the
-    trust ratio as \(\lambda = \tau \lVert w \rVert / \lVert g + \beta w \rVert\). A step is \(v
-    \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w of any
-    shape with gradient g and velocity v. If λ is 0 or 0 / 0, the optimizer uses λ = 1. With λ = 0,
-    weights that are all zero would never change.
+    The weights w have the gradient g. Equation 6 of the paper defines their trust ratio as
+    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\). The library
+    optax defines the trust ratio as \(\lambda = \tau \lVert w \rVert / \lVert g + \beta w \rVert\).
+    A variable w of any shape has the gradient g and the velocity v. A step is \(v \leftarrow m v +
+    \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\). If λ is 0 or 0 / 0, the optimizer uses λ =
+    1. With λ = 0, weights that are all zero would never change.
 
     Args:
         learning_rate: Global learning rate η, a number or a Keras schedule.

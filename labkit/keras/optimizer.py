@@ -26,8 +26,8 @@ Saveable: TypeAlias = (
     " | keras.optimizers.schedules.LearningRateSchedule"
 )
 
-# The pattern _TRACKING matches names of optimizer attributes that Keras creates itself, or that
-# labkit compares by value elsewhere.
+# The pattern _TRACKING matches names of optimizer attributes. Keras creates some of the matching
+# attributes itself. Labkit compares the other matching attributes by value elsewhere.
 _TRACKING = re.compile(
     r"_self_.*|_lock|_tracker|_variables|_trainable_variables(_indices)?|_metrics|_dtype_policy"
     r"|_distribution_strategy|_exclude_from_weight_decay_cache|built|inner_optimizer"
@@ -96,8 +96,8 @@ class Recipe(NamedTuple):
 
     Attributes:
         kind: Class of the optimizer.
-        own: Dict from class name to class, for the optimizer and its learning rate schedule; the
-            classes need not be registered with Keras.
+        own: Dict from class name to class, for the optimizer and its schedule. The classes in `own`
+            need not be registered with Keras.
         settings: Configuration from `get_config`.
         attributes: Dict from name to value of each attribute that the configuration omits.
     """
@@ -212,8 +212,8 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
         )
         return value.__code__ == other.__code__ and _same(contents, other_contents, known)
     equal = bool(value == other)
-    # By default, the operator == compares only the identities of Python objects, so the objects'
-    # attributes are compared too.
+    # By default, the operator == compares only the identities of Python objects. The code therefore
+    # also compares the attributes of the objects.
     if not equal and hasattr(value, "__dict__"):
         return _same(vars(value), vars(other), known)
     return equal
@@ -222,9 +222,9 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
 def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
-    Keras's sum over replicas defines a custom gradient, and TensorFlow keeps the function of the
-    custom gradient until the process ends. The function of the custom gradient would keep the
-    graph, the model and the optimizer's slot variables in memory.
+    Keras's sum over replicas defines a custom gradient. TensorFlow keeps the function of the custom
+    gradient until the process ends. The custom gradient's function would keep the model and its
+    graph in memory. The optimizer's slot variables would also stay in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients
@@ -255,27 +255,28 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of the same class that applies the mean gradient of all ranks.
 
-    The new optimizer shares all state with the given optimizer, for example moments, learning rate
-    and exclusions from weight decay. A later change of one optimizer also changes the other. Train
-    with either the given optimizer or the new one, but not with both.
+    The new optimizer shares all state with the given optimizer. The shared state includes moments,
+    learning rate and exclusions from weight decay. A later change of one optimizer also changes the
+    other. Train with either the given optimizer or the new one, but not with both.
 
-    Gradients are averaged before Keras removes the loss scale. An overflow on one rank thus makes
-    the mean gradient overflow on all ranks, so that all ranks skip the same step. Training in one
+    Gradients are averaged before Keras removes the loss scale. An overflow on one rank makes the
+    mean gradient overflow on all ranks. All ranks therefore skip the same step. Training in one
     process may skip different steps. A saved model contains the plain optimizer, and can be loaded
     without labkit.
 
-    With `gradient_accumulation_steps=k`, each rank sums its own gradients, and the ranks exchange
-    the sums only in every k-th step. In the steps between exchanges, ranks exchange only their
-    numbers of samples. With scaled losses, the ranks exchange gradients in every step, because all
-    ranks must detect the same overflow. Gradients of a large embedding are sent and applied as
-    sparse rows. If a word occurs several times in a batch, its gradient rows are summed and applied
-    once, as with a dense gradient.
+    With `gradient_accumulation_steps=k`, each rank sums its own gradients. The ranks exchange the
+    sums only in every k-th step. In the steps between exchanges, ranks exchange only their numbers
+    of samples. With scaled losses, the ranks exchange gradients in every step, because all ranks
+    must detect the same overflow. Gradients of a large embedding are sent and applied as sparse
+    rows. A word may occur several times in a batch. The word's gradient rows are summed and applied
+    once, as with dense gradients.
 
-    During `fit` with labkit's callbacks, XLA is off, and each rank's gradients are weighted by its
-    number of samples. To turn XLA off and to weight gradients in `train_on_batch`, call
-    `attach(model)` after `compile`. In a custom training loop, set the optimizer's attribute `rows`
-    to the rank's number of samples, before `apply` and inside the traced step. Without `rows`, the
-    gradients of all ranks have equal weights.
+    During `fit` with labkit's callbacks, the compiler XLA is off. Each rank's gradients are
+    weighted by the rank's number of samples. To turn XLA off and to weight gradients in
+    `train_on_batch`, call `attach(model)` after `compile`. In a custom training loop, set the
+    optimizer's attribute `rows` before `apply`. The attribute `rows` is the rank's number of
+    samples. Set the attribute `rows` inside the traced step. Without `rows`, the gradients of all
+    ranks have equal weights.
 
     Args:
         optimizer: Keras optimizer, or its name.
@@ -284,8 +285,8 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
             `seed` and `guard`; see `Exchange`.
 
     Raises:
-        InvalidInput: The exchange schedule continues into the next step, or the optimizer is
-            incompatible with the guard or the compressor.
+        InvalidInput: The exchange schedule continues into the next step. An optimizer that is
+            incompatible with the guard or compressor also raises InvalidInput.
     """
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
@@ -304,8 +305,8 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
         # With mixed_float16, a LossScaleOptimizer wraps the user's optimizer before the optimizer
-        # is distributed over ranks. If `compile` added a LossScaleOptimizer around the distributed
-        # optimizer, Keras would not call the distributed optimizer after an overflow.
+        # is distributed over ranks. A LossScaleOptimizer must not wrap the distributed optimizer.
+        # Otherwise, Keras would not call the distributed optimizer after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
     # If the optimizer is already distributed, its plain class is used, because gradients must be
@@ -350,8 +351,8 @@ def _members(
                 for gradient in mean_gradients
             ]
         if not self.exchange.may_skip:
-            # If ranks may fail, the update waits for all mean gradients, because weights and step
-            # counter must change together or not.
+            # If ranks may fail, the update waits for all mean gradients. The weights and the step
+            # counter must change together or not at all.
             dependencies = mean_gradients if self.exchange.communicator.outlives else []
             with tf.control_dependencies(
                 [gradient for gradient in dependencies if gradient is not None]

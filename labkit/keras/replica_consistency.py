@@ -44,8 +44,8 @@ class ReplicaState(NamedTuple):
     Attributes:
         trainable: Whether each weight is trainable.
         sums: Checksum of each variable that must be equal on all ranks.
-        scalars: Name and value of each variable that must be equal on all ranks; the value is None
-            unless the variable is a scalar.
+        scalars: Name and value of each variable that must be equal on all ranks. Variables that are
+            not scalars have the value None.
         own_sums: Checksums of variables that may differ between ranks, such as moving statistics.
         first_epoch: Number of the epoch at which `fit` begins, from 0.
     """
@@ -71,8 +71,8 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # If a scalar such as the learning rate differs, the error names the scalar first, because
-        # it is the more likely cause.
+        # If a scalar such as the learning rate differs, errors name the scalar first. A scalar is
+        # the more likely cause of a difference.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -83,9 +83,9 @@ class ReplicaState(NamedTuple):
 class ReplicaConsistency:
     """A comparison of replicas each time the callbacks of a `fit` have run; a rank sends 8 bytes.
 
-    A callback on one rank may change the weights, the optimizer, the first epoch or the end of
-    training. All ranks then adopt the changes of the callback, because a callback in one process
-    also affects the whole training.
+    A callback on one rank may change the weights or the optimizer. A callback may also change the
+    first epoch or the end of training. All ranks then adopt the changes of the callback. In one
+    process, a callback also affects the whole training.
 
     Args:
         model: Model with distributed optimizers.
@@ -100,8 +100,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The code wraps the class's method, because an earlier `fit` has already wrapped the
-            # methods of a reused History object.
+            # An earlier `fit` has already wrapped the methods of a reused History object. The code
+            # therefore wraps the method of the History class.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -140,12 +140,12 @@ class ReplicaConsistency:
         number = hashlib.blake2b(repr(compared).encode(), digest_size=6).digest()
         call = f"the comparison of replicas {moment}"
         for optimizer in distributed_optimizers(self._model):
-            # Only one thread at a time may call MPI, so `settle` waits until the gradient exchange
-            # thread is idle.
+            # Only one thread at a time may call MPI. The method `settle` therefore waits until the
+            # gradient exchange thread is idle.
             optimizer.exchange.service.settle()
         numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
-        # Without an entry on the status board, other ranks would report that this rank still waits
-        # in the comparison of replicas.
+        # The status board shows that the rank has left the comparison of replicas. Without the
+        # entry, other ranks would report that the rank still waits.
         self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
@@ -237,8 +237,8 @@ def broadcast(
 ) -> None:
     """Copy the values of variables from rank `root` to all ranks (collective).
 
-    Each rank adds its rank number to the seeds of random layers, so that the ranks draw different
-    numbers.
+    Each rank adds its rank number to the seeds of random layers. The ranks therefore draw different
+    random numbers.
 
     Args:
         variables: Variables, in the same order on every rank.
@@ -294,8 +294,8 @@ def _checksum(variable: keras.Variable) -> int:
     return zlib.crc32(variable.numpy().tobytes())
 
 
-# For the optimizers in _ADDING, the update of a word's embedding depends only on the sum of the
-# word's gradients.
+# The tuple _ADDING lists optimizers that need only the sum of a word's gradients. The sum
+# determines the update of the word's embedding.
 _ADDING = (keras.optimizers.SGD, keras.optimizers.Lion, LARS)
 
 
@@ -335,8 +335,8 @@ def why_not(model: keras.Model, divided: Division) -> str | None:
 def embedding_difference(model: keras.Model) -> str | None:
     """Return why embedding weights may differ from plain Keras, or None if they are equal.
 
-    Plain Keras passes one gradient row for each occurrence of a word to the optimizer; labkit
-    passes the sum of these rows. The sum leads to a different step if the optimizer squares or
+    Plain Keras passes one gradient row per occurrence of a word to the optimizer. Labkit passes the
+    sum of the word's gradient rows. The sum leads to a different step if the optimizer squares or
     clips gradients.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -346,14 +346,14 @@ def embedding_difference(model: keras.Model) -> str | None:
     )
     if (
         adds and not clips
-        # With gradient accumulation, embedding gradients are dense, so plain Keras also sums the
-        # gradients of a word that occurs repeatedly.
+        # With gradient accumulation, embedding gradients are dense. Plain Keras then also sums the
+        # gradients of a repeated word.
     ) or optimizer.gradient_accumulation_steps:
         return None
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            # A regularizer makes embedding gradients dense, so plain Keras also sums the gradients
-            # of a word that occurs repeatedly.
+            # A regularizer makes embedding gradients dense. Plain Keras then also sums the
+            # gradients of a repeated word.
             if layer.embeddings_regularizer is not None:
                 continue
             return (
@@ -391,15 +391,15 @@ def draws_in_step(graph: tf.Graph) -> str | None:
 def draws(layer: keras.layers.Layer) -> bool:
     """Return whether a layer draws random numbers in training.
 
-    A seed generator does not prove that a layer draws random numbers, because recurrent cells have
-    one even without dropout.
+    A layer with a seed generator may draw no random numbers. Recurrent cells have a seed generator
+    even without dropout.
     """
     shares = [
         getattr(layer, name)
         for name in ("rate", "stddev", "dropout", "recurrent_dropout")
         if hasattr(layer, name)
     ]
-    # A layer's seed generator is found by its type, because augmentation layers and custom layers
-    # may give it any name.
+    # The type of an attribute identifies a layer's seed generator. Augmentation layers and custom
+    # layers may give the seed generator any name.
     generator = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return generator and (any(shares) or not shares)

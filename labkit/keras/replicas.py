@@ -39,14 +39,14 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
     """Return callbacks for `fit` that keep replicas equal and report metrics over all ranks.
 
     Place labkit's callbacks before your own callbacks. Your own callbacks may change the learning
-    rate, weights, first epoch or end of training on one rank between two steps. All ranks adopt a
-    change that a callback makes on one rank.
+    rate or the weights on one rank. Your own callbacks may also change the first epoch or the end
+    of training. All ranks adopt a change that a callback makes on one rank.
 
     Args:
         communicator: Communicator of the ranks that train together.
-        compare: Whether to compare the replicas' checksums at the start and after each epoch, and
-            to compare the batches that the ranks read. If replicas differ in a way that ranks
-            cannot adopt, training ends with an error.
+        compare: Whether to compare the replicas' checksums at the start and after each epoch. The
+            argument `compare` also turns on the comparison of the ranks' batches. If replicas
+            differ in a way that ranks cannot adopt, training ends with an error.
     """
     synchronize = Synchronize(communicator, names=True, compare=compare)
     return [synchronize, EqualBatches(communicator)] if compare else [synchronize]
@@ -111,7 +111,7 @@ class Synchronize(keras.callbacks.Callback):
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
             # Labkit makes existing weights equal before the first batch creates the remaining
-            # weights, so that replicas can already be compared.
+            # weights. With equal weights, the replicas can already be compared.
             broadcast(self.model.variables, self.communicator)
             self._record_state()
             self.model.train_function = _FirstBatch(self)
@@ -189,8 +189,8 @@ def _print_differences(
     Args:
         model: Compiled model to be trained.
         communicator: Communicator of the ranks; only rank 0 prints.
-        step: Graph of a traced step, in which the function searches for random operations; if None,
-            the function checks only the layers.
+        step: Graph of a traced step. The function searches the graph for random operations. Without
+            a graph, the function checks only the layers.
     """
     if communicator.size == 1:
         return
@@ -234,8 +234,8 @@ def _lacks_weights(model: keras.Model) -> bool:
 def _metric_sort_key(name: str) -> tuple[str, int]:
     """Return a sort key with which metric names have the same order on all ranks.
 
-    Keras appends numbers to the names of metrics. The metrics `auc_9` and `auc_10` on one rank may
-    be `auc_10` and `auc_11` on a rank that has created more metrics before.
+    Keras appends numbers to the names of metrics. A rank that has created more metrics before uses
+    higher numbers. The metric `auc_9` on one rank may be `auc_10` on another rank.
     """
     stem, _, number = name.rpartition("_")
     return (stem, int(number)) if number.isdecimal() else (name, 0)
@@ -343,8 +343,8 @@ class GlobalMetrics(Hook):
         if tf.inside_function():
             return inner()
         for optimizer in distributed_optimizers(self.model):
-            # Only one thread at a time may call MPI, so `settle` waits until the gradient exchange
-            # thread is idle.
+            # Only one thread at a time may call MPI. The method `settle` therefore waits until the
+            # gradient exchange thread is idle.
             optimizer.exchange.service.settle()
         stops = ", because a callback has set stop_training" if self.model.stop_training else ""
         self.communicator.wait_policy.name_call("the end of an epoch's steps", detail=stops)

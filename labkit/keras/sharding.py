@@ -59,8 +59,8 @@ class EqualBatches(keras.callbacks.Callback):
     The callback compares training batches and validation batches. Ranks may read different batches
     because of a shuffle without a seed, different files or different generators. With different
     batches, training would use some samples twice and others never, so the callback raises an
-    error. If only the features differ, the cause is probably a random augmentation before `shard`,
-    so the callback only warns.
+    error. If only the features differ, the cause is probably a random augmentation before `shard`.
+    For different features, the callback only warns.
 
     Args:
         communicator: Communicator of the ranks whose batches are compared.
@@ -99,16 +99,16 @@ class EqualBatches(keras.callbacks.Callback):
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
-                # Only one thread at a time may call MPI, so `settle` waits until the gradient
-                # exchange thread is idle.
+                # Only one thread at a time may call MPI. The method `settle` therefore waits until
+                # the gradient exchange thread is idle.
                 exchange.service.settle()
         signatures_of_rank = dict(_passes(self.communicator).signatures)
         first, *others = self.communicator.allgather(
             signatures_of_rank, "the comparison of batches"
         )
         for rank, signatures in enumerate(others, start=1):
-            # The code compares only passes over a dataset that both ranks recorded, because a rank
-            # may prefetch or cache batches.
+            # A rank may prefetch or cache batches. The code therefore compares only passes over a
+            # dataset that both ranks recorded.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
 
@@ -238,8 +238,8 @@ def part_of(
         dataset: Dataset of global batches.
         number: Index of the part in `shares`, from 0.
         shares: Relative sizes of all parts of a batch.
-        watch: Traceable function that is called with (batch number, batch) for each global batch;
-            None if no function is called.
+        watch: Traceable function of a batch number and a batch. The dataset calls the function for
+            each global batch. With None, the dataset calls no function.
     """
     # The boundaries between the ranks' samples follow the formula of `common.rows.cut`, so that all
     # ranks agree.
@@ -280,8 +280,8 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
         InvalidInput: A stateful layer has states for another number of samples than this rank's
             batches contain.
     """
-    # The list `shapes` contains the shapes of layer states, and is empty if the model accepts any
-    # batch size.
+    # The list `shapes` contains the shapes of layer states. If the model accepts any batch size,
+    # the list `shapes` is empty.
     shapes = []
     for layer in model._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False):

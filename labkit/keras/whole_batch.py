@@ -23,9 +23,9 @@ from labkit.model_parallel.losses import Divisor, build_losses, with_loss_functi
 class ReplicaSums:
     """Collective sums over the ranks inside a step, before the ranks exchange gradients.
 
-    TensorFlow executes operations in any order that their data dependencies allow, but all ranks
-    must communicate in the same order. To keep one order on all ranks, each sum waits for the
-    previously traced sum, and the gradient exchange waits for the last sum.
+    TensorFlow executes operations in any order that their data dependencies allow. All ranks must
+    communicate in the same order. Each sum waits for the previously traced sum. The gradient
+    exchange waits for the last sum. All ranks therefore communicate in the same order.
 
     Args:
         model: Model with a distributed optimizer.
@@ -83,7 +83,7 @@ class ReplicaSums:
         Args:
             values: A vector; its length is the same on all ranks.
             label: Name of the sum in timeout messages. The label must not contain names of Keras
-                layers, because the numbers in these names may differ between ranks.
+                layers. The numbers in names of Keras layers may differ between ranks.
         """
 
         def add_up(call: str, local: np.ndarray) -> list[np.ndarray]:
@@ -106,8 +106,8 @@ class ReplicaSums:
         """Return the samples of all ranks, in rank order; a step sends each tensor only once.
 
         Args:
-            values: Tensors with the samples of this rank, or with one sample of zeros if the rank
-                has no samples.
+            values: Tensors with the samples of this rank. A rank without samples passes one sample
+                of zeros.
             rows: Number of samples of this rank.
             label: Name of the call in timeout messages, as for `total`.
         """
@@ -138,8 +138,8 @@ class ReplicaSums:
 
         def call_in_order(*local: np.ndarray) -> list[np.ndarray]:
             for optimizer in distributed_optimizers(self._model):
-                # Only one thread at a time may call MPI, so `settle` waits until the gradient
-                # exchange thread is idle.
+                # Only one thread at a time may call MPI. The method `settle` therefore waits until
+                # the gradient exchange thread is idle.
                 optimizer.exchange.service.settle()
             # Busy waiting does not delay the step, because the step waits for the collective call
             # anyway.
@@ -161,10 +161,10 @@ class ReplicaSums:
     def differentiable(self, values: tf.Tensor, rows: tf.Tensor, label: str) -> tf.Tensor:
         r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, with gradients.
 
-        The gradient exchange computes \(\sum_s b_s g_s / \sum_s b_s\), where rank s has \(b_s\)
-        samples and the gradient \(g_s\). The gradient of the sum on rank r must be \(\sum_s b_s u_s
-        / b_r\), where \(u_s\) is the upstream gradient on rank s. With the gradient \(\sum_s b_s
-        u_s / b_r\) of the sum, the exchange gives the gradient of the mean loss of all ranks.
+        Rank s has \(b_s\) samples and the gradient \(g_s\). The gradient exchange computes \(\sum_s
+        b_s g_s / \sum_s b_s\). The sum has the upstream gradient \(u_s\) on rank s. The gradient of
+        the sum on rank r must be \(\sum_s b_s u_s / b_r\). The gradient of the sum is \(\sum_s b_s
+        u_s / b_r\). The exchange then gives the gradient of the mean loss of all ranks.
 
         Args:
             values: A vector; its length is the same on all ranks.
@@ -200,13 +200,14 @@ class WholeBatch(Hook):
     r"""A hook that makes losses and synchronized normalizations use the whole batch of all ranks.
 
     A Keras loss is \(N/D\). The numerator N of a Keras loss is the sum of the weighted values. The
-    divisor D of a Keras loss is the number of unmasked values, the sum of their weights, or 1.
-    Gradients \(g_r\) of ranks r are averaged as \(\sum_r b_r g_r / B\). In the average gradient,
-    \(b_r\) is the number of samples of rank r, and \(B = \sum_r b_r\). To make the average equal to
-    the gradient of the whole batch, rank r multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\).
-    With the factors \((D_r/D)(B/b_r)\), the mean loss and gradient over ranks are those of the
-    whole batch. If the loss divisor D is proportional to the number of samples, as in a mean, each
-    rank's factor is 1, and ranks need not communicate.
+    reduction of a Keras loss determines its divisor D. The divisor D counts the unmasked values,
+    sums their weights, or is 1. Gradients \(g_r\) of ranks r are averaged as \(\sum_r b_r g_r /
+    B\). In the average gradient, \(b_r\) is the number of samples of rank r, and \(B = \sum_r
+    b_r\). To obtain the gradient of the whole batch, rank r rescales its loss \(N_r/D_r\). The
+    factor of the loss on rank r is \((D_r/D)(B/b_r)\). With the factors \((D_r/D)(B/b_r)\), the
+    mean loss and gradient over ranks are those of the whole batch. The divisor D of a mean is
+    proportional to the number of samples. With a proportional divisor D, the factor of each rank's
+    loss is 1. A factor of 1 needs no communication between ranks.
 
     `BatchNormalization(synchronized=True)` normalizes by the mean and variance of the whole batch.
     The gradient of a synchronized normalization also flows through the statistics of all ranks.

@@ -19,18 +19,18 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 from labkit.keras.whole_batch import ReplicaSums, WholeBatch
 from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
-# The type `Seen` records a metric update: the metric's number, positional and keyword arguments,
-# and a dict from tensor number to mask.
+# The type `Seen` records a metric update. A record contains the metric's number, its arguments, and
+# the masks by tensor number.
 Seen: TypeAlias = "tuple[int, tuple[tuple[Any, ...], dict[str, Any]], dict[int, np.ndarray]]"
 
 
 def adds_up(model: keras.Model, metric: keras.metrics.Metric) -> bool:
     """Return whether a metric's states over parts of the data sum to its state over all data.
 
-    The states of Keras's own metric classes and of mean losses can be summed if they come from
-    `compile`. A metric function may return one number per batch, and a custom metric class or
-    `train_step` may compute anything. The states of metric functions and of custom metrics cannot
-    be summed.
+    If Keras's own metrics come from `compile`, their states can be summed. The states of mean
+    losses from `compile` can also be summed. A metric function may return one number per batch. A
+    custom metric class or `train_step` may compute anything. The states of metric functions and of
+    custom metrics cannot be summed.
     """
     kind = type(metric)
     if kind is keras.metrics.Sum:
@@ -104,8 +104,8 @@ class _Updates(Hook):
 class WholeMetrics(_Updates):
     """Update metrics with the batches of all ranks in rank order, so that all states are equal.
 
-    A scalar argument, such as a loss from a custom `train_step`, is treated as the mean over this
-    rank's samples, and averaged over the ranks.
+    A scalar argument may be the loss of a custom `train_step`. Labkit treats a scalar as the mean
+    over this rank's samples. Scalars are averaged over the ranks.
 
     Args:
         model: Keras model that also has a `WholeBatch` hook, which computes sums over the ranks.
@@ -134,7 +134,7 @@ class WholeMetrics(_Updates):
             for name, value in logs.items()
         }
         numbers = {name: value for name, value in logs.items() if _is_number(value)}
-        # If the names in the logs are exactly those of the metrics, Keras recomputes the logged
+        # The logs may contain exactly the names of the metrics. Keras then recomputes the logged
         # values from the metric states.
         if not (sums.within and numbers) or logs.keys() == self.model.get_metrics_result().keys():
             return logs

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # The type `Nest` is a nested structure of tensors that `keras.tree` can traverse.
 Nest: TypeAlias = "tf.Tensor | Sequence[Nest] | Mapping[str, Nest] | None"
 
-# The tuple ELEMENTWISE lists activations that act on each unit separately, so a rank can apply them
-# to some of the units.
+# The tuple ELEMENTWISE lists activations that act on each unit separately. A rank can apply an
+# elementwise activation to some of the units.
 ELEMENTWISE = (
     *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
     *("tanh", "sigmoid", "hard_sigmoid", "hard_silu", "softplus", "softsign", "exponential"),
@@ -75,8 +75,8 @@ def reject_lost_masks(functional: Functional) -> None:
     """Raise an error if an attention layer reads a mask, because later layers would lose the mask.
 
     When Keras's MultiHeadAttention is called, it removes the masks from its input tensors. Layers
-    that read the same tensors after the attention layer find no mask, but the model's graph does
-    not show that the mask is missing.
+    that read the same tensors after the attention layer find no mask. The model's graph does not
+    show that the mask is missing.
 
     Raises:
         InvalidInput: An attention layer reads a tensor with a mask.

@@ -52,14 +52,15 @@ class LossTargets(NamedTuple):
 class Losses:
     r"""The loss of a batch as the sum of the losses of its parts.
 
-    A Keras loss is \(L = \frac{1}{D} \sum_k w_k l_k\) over all unmasked values k, with weights
-    \(w_k\) and divisor D. The divisor D of a Keras loss is the number of values, the sum of their
-    weights, or 1, depending on the reduction. If the batch is divided into parts i with losses
-    \(L_i\) and divisors \(D_i\), then \(L = \sum_i \frac{D_i}{D} L_i\). If the divisor \(D_i\) is
-    proportional to the number of rows in part i, the part is weighted by its number of rows. If a
-    divisor \(D_i\) is not proportional to the number of rows, the ranks first sum the divisors of
-    all parts to D. The sum of the divisors depends on targets, sample weights, and masks; the masks
-    are computed from the inputs.
+    A Keras loss has values \(l_k\), weights \(w_k\) and a divisor D. The loss is \(L = \frac{1}{D}
+    \sum_k w_k l_k\) over all unmasked values k. The reduction of a Keras loss determines its
+    divisor D. The divisor D counts the values, sums their weights, or is 1. The batch is divided
+    into parts i with losses \(L_i\) and divisors \(D_i\). The loss of the batch is \(L = \sum_i
+    \frac{D_i}{D} L_i\). The divisor \(D_i\) may be proportional to the number of rows in part i.
+    Each part i is then weighted by its number of rows. Some divisors \(D_i\) are not proportional
+    to the number of rows. Without proportional divisors, the ranks first sum the divisors of all
+    parts to D. The sum of the divisors depends on targets, sample weights, and masks. The masks are
+    computed from the inputs of the model.
 
     Args:
         model: The whole model, after `compile`.
@@ -78,8 +79,8 @@ class Losses:
         loss = model._compile_loss
         kind, weights = type(loss), loss._user_loss_weights
         self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
-        # The attribute `_by_rows` states whether row counts determine the weights of batch parts;
-        # before the first batch, it is None.
+        # The attribute `_by_rows` states whether row counts determine the weights of batch parts.
+        # Before the first batch, the attribute `_by_rows` is None.
         self._by_rows: bool | None = None
         # For each loss, the list `_sums` states whether the loss is a sum without a divisor.
         self._sums: list[bool] = []
@@ -127,9 +128,9 @@ class Losses:
             np.array([rows, *local.sum(axis=0)]), "a loss's parts"
         )
         divisor = np.where(np.logical_or(self._sums, np.array(totals) <= 0), 1.0, totals)
-        # After the backward pass, the gradients of the ranks are averaged, weighted by the number
-        # of rows on each rank. The factor `total / rows` cancels the weighting of ranks by their
-        # numbers of rows.
+        # After the backward pass, the gradients are averaged over the ranks. The weight of a rank
+        # in the average is its number of rows. The factor `total / rows` cancels the weighting of
+        # ranks by their numbers of rows.
         units = total / max(rows, 1) / divisor
         return [
             row * units / share if share else None for row, share in zip(local, shares, strict=True)
@@ -202,8 +203,8 @@ class WholeLosses:
     """The mean loss over batches whose rows are divided among several ranks."""
 
     def __init__(self) -> None:
-        # The dict `_parts` maps a batch number to an array: the row count, then the numerator and
-        # divisor of each loss.
+        # The dict `_parts` maps a batch number to an array. The array contains the row count, then
+        # the numerator and divisor of each loss.
         self._parts: dict[int, np.ndarray] = {}
         self._weights: list[float] = []
 
@@ -260,19 +261,19 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """The divisor of a Keras loss, computed as the sum of the loss with each value replaced by 1.
+    """The divisor of a Keras loss, computed from loss values that are all 1.
 
     Args:
         loss: A Keras loss.
-        y, predicted, weight: Targets, predictions and sample weights of some rows; only the shape
-            and the mask of the predictions matter.
+        y, predicted, weight: Targets, predictions and sample weights of some rows. The values of
+            the predictions do not matter, only their shape and mask.
 
     Attributes:
         value: Divisor of the loss; 1 if the loss is a sum.
         sums: Whether the loss is a plain sum, without a divisor.
         by_rows: Whether the divisor is proportional to the number of rows.
-        of_batch: Whether the loss is defined only for a whole batch; such a loss is treated as a
-            mean over rows.
+        of_batch: Whether the loss is defined only for a whole batch. A loss of a whole batch is
+            treated as a mean over rows.
 
     Raises:
         InvalidInput: The loss returns a value for each sample.

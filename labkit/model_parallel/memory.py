@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import keras
 
-# The type `Bytes` maps a kind of tensor to its bytes, or to None if the number of bytes is unknown.
+# The type `Bytes` maps a kind of tensor to its bytes. If the number of bytes is unknown, the value
+# is None.
 Bytes: TypeAlias = dict[str, int | None]
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -71,10 +72,10 @@ def by_kind(
 ) -> Memory:
     """Return the memory of a rank that trains a whole model, or a slice of each layer.
 
-    Measured values come from real tensors: variables of the model and the optimizer, one gradient
-    per trained variable, and activations. The activations are measured in a separate forward pass
-    (`stages.kept_bytes`). Gradients occupy memory only until they are applied. Predicted values are
-    computed from tensor shapes (`stages.footprint`).
+    Measured values come from variables of the model and the optimizer, and from activations. Each
+    trained variable also counts one gradient. The activations are measured in a separate forward
+    pass (`stages.kept_bytes`). Gradients occupy memory only until they are applied. Predicted
+    values are computed from tensor shapes (`stages.footprint`).
 
     Args:
         model: The whole Keras model.
@@ -82,10 +83,10 @@ def by_kind(
         used: The optimizer that trains `part`, with its current state.
         plain: A new optimizer with the same settings, from which the size of the optimizer state is
             predicted.
-        rows: Batch rows of this rank per training step; 0 if unknown, so that the bytes of
-            activations are None.
-        look: Whether to measure activations in a separate traced pass; if false, the measured bytes
-            of activations are None.
+        rows: Batch rows of this rank per training step, or 0 if unknown. Without the number of
+            rows, the bytes of activations are None.
+        look: Whether to measure activations in a separate traced pass. Without a separate pass, the
+            measured bytes of activations are None.
         bytes_per_row: Predicted bytes of activations per row; if None,
             `labkit.model_parallel.stages.footprint.activations` predicts them.
     """

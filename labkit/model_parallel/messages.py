@@ -30,8 +30,8 @@ class LayerRow(TypedDict):
     """One rank's report on a layer: how it is divided, and the bytes sent per training step.
 
     `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
-    For models on a grid of machines, `kernels_bytes` counts the bytes sent to sum the gradients of
-    shared kernels.
+    For models on a grid, machines sum the gradients of shared kernels. The field `kernels_bytes`
+    counts the bytes sent to sum kernel gradients.
     """
 
     layer: str
@@ -66,9 +66,9 @@ class Meter:
     ) -> tf.Tensor:
         """Run a communicating function as a TensorFlow operation, and return its result.
 
-        TensorFlow runs communicating operations in the order in which they were traced, which is
-        the same on all ranks. All ranks send and receive messages in trace order, so no deadlock
-        can arise.
+        TensorFlow runs communicating operations in the order of their traces. The order of the
+        traces is the same on all ranks. All ranks send and receive messages in trace order, so no
+        deadlock can arise.
         """
 
         def counted(value: Batch) -> Batch:
@@ -216,8 +216,8 @@ class Border:
         machine: Number of this machine in the grid.
         crossing: Index ranges of the values that machines exchange before each layer of the model.
         number: Index of the layer that reads the values, in the order of the model's layers.
-        held, read: Index ranges of the previous layer's outputs that this machine owns, and that it
-            reads; arrays of start and end per axis, shape (3, 2).
+        held, read: Index ranges of the outputs that this machine owns or reads. The previous layer
+            computes the outputs. Each array of shape (3, 2) contains start and end per axis.
 
     Attributes:
         owned_shape, read_shape: Numbers of rows, columns and channels of the values that the
@@ -237,8 +237,8 @@ class Border:
         self.come = _places(crossing.source[come], crossing.box[come], read)
         # A machine sends no message for values that it both owns and reads.
         local = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
-        # If a machine owns none of the values that it reads, the index range becomes empty instead
-        # of negative.
+        # A machine may own none of the values that it reads. The index range then becomes empty
+        # instead of negative.
         local = np.maximum(local, local[:, :1])
         self._local_source, self._local_target = _place(local, held), _place(local, read)
 
@@ -276,10 +276,11 @@ def extent(box: Boxes) -> tuple[int, ...]:
 class Halo(Meter):
     """The exchange of a layer's outputs that gives each machine the values that it reads.
 
-    In the forward pass, a machine sends its values to each machine that reads them, in one message
-    per receiver. A machine inserts the received values around the values that it owns. In the
-    backward pass, the gradients of the exchanged values return to the owners, which add them in the
-    order of machine numbers. All machines send before any machine waits, so no deadlock can arise.
+    In the forward pass, machines send their values to the machines that read them. Each receiver
+    gets one message. A machine inserts the received values around the values that it owns. In the
+    backward pass, the gradients of the exchanged values return to the owners. Each owner adds the
+    received gradients in the order of machine numbers. All machines send before any machine waits,
+    so no deadlock can arise.
 
     Args:
         communicator: Communicator of the machines (ranks) of one replica.

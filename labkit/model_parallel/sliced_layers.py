@@ -5,8 +5,8 @@ channels.
 
         x ─ Column ─ Channels, activation ─ Row ─ y        one sum forward, one backward
 
-A slice of one layer's outputs is exactly a slice of the next layer's inputs, so no messages are
-needed between these two layers.
+Each slice of a layer's outputs equals a slice of the next layer's inputs. No messages are needed
+between the two sliced layers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LayerSlice(keras.layers.Layer):
         autocast: Whether Keras automatically casts inputs to the layer's compute dtype.
 
     Attributes:
-        cuts: Layer classes that can be divided, each with the name of the attribute that contains
-            its number of units.
+        cuts: Layer classes that can be divided. Each class is listed with the attribute that
+            contains its number of units.
         needs: Attributes of the layer, with the values that they must have so that it can be
             divided.
         kind: Name of the way in which the layer is divided, shown in the table `run.layers`.
@@ -118,7 +118,7 @@ class ColumnParallel(LayerSlice):
 
 
 class Row(LayerSlice):
-    r"""A slice of a Dense or Conv2D layer's inputs: \(y = f(\sum_i x_i W_i + b)\) for slices i.
+    r"""A slice of a Dense or Conv2D layer's inputs: \(y = f(\sum_i x_i W_i + b)\).
 
     The bias is not divided: each rank adds the whole bias once, after the sum over the slices.
     """
@@ -183,11 +183,11 @@ def _linear(layer: keras.Layer, inputs: int, outputs: int, bias: bool) -> keras.
 class Heads(LayerSlice):
     r"""A slice of the heads of a MultiHeadAttention or GroupQueryAttention layer.
 
-    The output is \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\), a sum over the
-    slices i. The matrices of queries, keys and values are divided by columns; the matrix of the
-    output projection is divided by rows. The bias is not divided: each rank adds the whole bias
-    once, after the sum over the slices. With grouped queries, a slice contains some key and value
-    heads, and all query heads of their groups.
+    The output is a sum over the slices i of the heads. The formula of the output is \(y = \sum_i
+    \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\). The matrices of queries, keys and values are
+    divided by columns. The matrix of the output projection is divided by rows. The bias is not
+    divided: each rank adds the whole bias once, after the sum over the slices. With grouped
+    queries, a slice contains some key and value heads, and all query heads of their groups.
 
     Args:
         layer: The whole attention layer, built.
@@ -254,8 +254,8 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        # For queries in grouped-query attention, `width` is the number of query heads per key-value
-        # head; otherwise, `width` is 1.
+        # For grouped queries, `width` is the number of query heads per key-value head. In all other
+        # cases, `width` is 1.
         width = whole[axis] // self.heads
         return (
             *[slice(None)] * axis,
@@ -321,9 +321,9 @@ class Words(LayerSlice):
 def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     r"""Return each sample's cross-entropy, computed from the class scores (…, local) of a slice.
 
-    The loss is \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\), with sums over the slices i
-    and their classes v. The slices exchange three values per sample: the maximum score m, the sum
-    of the exponentials, and the score \(s_y\) of the target class y.
+    The loss sums over the slices i and their classes v. The formula of the loss is \(\log \sum_i
+    \sum_{v \in i} e^{s_v - m} + m - s_y\). The slices exchange the maximum score m and the sum of
+    the exponentials. The slices also exchange the score \(s_y\) of the target class y.
 
     Args:
         link: The collectives between the ranks that have the slices.
@@ -334,8 +334,8 @@ def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> 
     local = link.local_range(classes)
     target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - local.start
     highest = tf.reduce_max(tf.stop_gradient(scores), axis=-1, keepdims=True)
-    # The method `join` gathers the maximum score of each slice, as if the layer had one unit per
-    # slice.
+    # The method `join` gathers the maximum score of each slice. For the method `join`, each slice
+    # has one unit, its maximum score.
     most = tf.reduce_max(tf.stop_gradient(link.join(highest, link.size)), axis=-1)
     total = link.total(tf.reduce_sum(tf.exp(scores - most[..., None]), axis=-1))
     # If the target class belongs to another slice, its one-hot row contains only zeros.

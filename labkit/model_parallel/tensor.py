@@ -227,8 +227,8 @@ class Sliced(Share):
             require_divisible([model], communicator.size)
         self._algorithm = algorithm
         self.link: Link | None = None
-        # The attribute `_scores` is the number of class scores in all slices, or 0 if the ranks
-        # gather the scores.
+        # The attribute `_scores` is the number of class scores in all slices. If the ranks gather
+        # the scores, `_scores` is 0.
         self._scores = 0
         # `_slices` maps a layer name to the pair of the whole layer and its slice.
         self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}

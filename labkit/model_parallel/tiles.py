@@ -140,14 +140,14 @@ def _is_divisible(layer: keras.Layer) -> bool:
 class GridMachine:
     """The layers of one machine of a grid: each computes some positions or units of a whole layer.
 
-    Dense layers and layers with unshared kernels are divided: a machine stores only the weights of
-    the outputs that it owns. All positions of a Conv2D share one kernel, so every machine stores
-    the whole kernel. The machine's layers have variables of their own, separate from those of the
-    whole model.
+    Dense layers and layers with unshared kernels are divided. In a divided layer, a machine stores
+    only the weights of its own outputs. All positions of a Conv2D share one kernel, so every
+    machine stores the whole kernel. The machine's layers have variables of their own, separate from
+    those of the whole model.
 
     Args:
         model: Built Sequential or functional model without branches.
-        grid: Numbers of rows and columns of machines; every layer must have at least one position
+        grid: Numbers of rows and columns of machines. Every layer must have at least one position
             or unit per machine.
         number: Number of the machine in the grid.
 
@@ -159,10 +159,11 @@ class GridMachine:
         local_layers: For each layer in `pieces`, a layer with only this machine's positions or
             units.
         held: For each entry of `planes`, the index range of the values that the machine owns.
-        read: For each entry of `planes` except the input, the index range of the previous layer's
-            outputs that the machine reads.
-        borders: For each layer and for the loss, the `Border` that describes the values to be
-            exchanged before its computation.
+        read: For each entry of `planes`, the index range that the machine reads. The index range
+            refers to the outputs of the previous layer. The input in `planes` has no entry in
+            `read`.
+        borders: For each layer and for the loss, an object of class `Border`. A `Border` describes
+            the values that machines exchange before a computation.
 
     Raises:
         InvalidInput: A layer of the model cannot be divided.
@@ -174,8 +175,8 @@ class GridMachine:
         self.planes = planes_of([self._input, *self.pieces])
         self.dtype = tf.as_dtype(model.compute_dtype)
         self.held = [owned_boxes(plane, grid)[number] for plane in self.planes]
-        # For each layer, the list `read` contains the index ranges of the previous layer's outputs
-        # that the layer reads.
+        # For each layer, the list `read` contains index ranges of the previous layer's outputs. The
+        # layer reads only the outputs in its index ranges.
         self.read = [
             input_boxes(plane, before.shape, grid)[number]
             for before, plane in pairwise(self.planes)
@@ -277,8 +278,8 @@ class Tiles(GridMachine):
             model.
 
     Raises:
-        InvalidInput: A layer cannot be divided, or the grid has more machines than a layer has
-            output positions or units.
+        InvalidInput: A layer cannot be divided, or the grid has too many machines. Each machine
+            needs at least one output position or unit of every layer.
     """
 
     def __init__(
@@ -326,10 +327,10 @@ class Tiles(GridMachine):
     def bytes_per_row(self) -> int:
         r"""Return the predicted bytes of activations that the backward pass reads, per batch row.
 
-        The number of stored values per batch row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over
-        the layers l. In the sum over layers, x is the input, \(r_l\) the values that the machine
-        reads before layer l, and \(h_l\) the outputs that it owns. A layer with a separate kernel
-        per position also stores its unfolded input windows.
+        A batch row has \(|x| + \sum_l (|r_l| + |h_l|)\) stored values. The index l in the sum runs
+        over the layers. In the sum over layers, x is the input. Before layer l, the machine reads
+        the values \(r_l\). The machine owns the outputs \(h_l\) of layer l. A layer with a separate
+        kernel per position also stores its unfolded input windows.
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):
@@ -352,8 +353,8 @@ class Tiles(GridMachine):
 def _apply_layer(layer: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     if type(layer) is not keras.layers.Conv2D:
         return layer(x)
-    # All machines use the same convolution kernel, so the gradient of the operation `spread` sums
-    # the gradients of all machines.
+    # All machines use the same convolution kernel. The gradient of the operation `spread` therefore
+    # sums the gradients of all machines.
     shared = [link.spread(tf.identity(v.value)) for v in layer.trainable_variables]
     y, _ = layer.stateless_call(shared, layer.non_trainable_variables, x)
     return y
@@ -403,7 +404,7 @@ class GridPart(Share):
         outputs = self.model(x)
         if self.first:
             return losses(y, outputs, weight)
-        # Machines other than machine 0 have empty outputs, whose sum is 0; the gradient of the
+        # Machines other than machine 0 have empty outputs, whose sum is 0. The gradient of the
         # outputs comes from machine 0.
         return tf.reduce_sum(outputs)
 
@@ -418,8 +419,8 @@ class GridPart(Share):
     def describe(self, steps: int = 1) -> list[LayerRow]:
         """Return one row per layer, with the bytes of this machine's weights and messages.
 
-        Message bytes are means per training step, listed separately for forward values, backward
-        gradients, and gradient sums of shared kernels.
+        Message bytes are means per training step. Forward values, backward gradients and gradient
+        sums of shared kernels have separate byte counts.
 
         Args:
             steps: Number of training steps since the start, by which the byte counters are divided.

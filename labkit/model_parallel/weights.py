@@ -126,8 +126,8 @@ class WholeWeights:
     Args:
         model: The whole model, built.
         parts: Dict from rank to the models with the layers whose weights the rank owns.
-        own: Rank that owns the weights that this rank trains; with replicas or slices, another rank
-            may be the owner.
+        own: Rank that owns the weights that this rank trains. With replicas or slices, another rank
+            may own the weights.
         everyone: Communicator of all ranks of the training.
         shares: This rank's `Share` objects, each of which has a part of every layer of a model.
     """

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import keras
 
 
-# The tuple APPLICATIONS lists the names of architectures, so that the notebook's kernel can check a
-# name without importing TensorFlow.
+# The tuple APPLICATIONS lists the names of architectures. The notebook's kernel can check a name in
+# the tuple without importing TensorFlow.
 APPLICATIONS = (
     *(f"convnext_{size}" for size in ("base", "large", "small", "tiny", "xlarge")),
     *(f"densenet{layers}" for layers in (121, 169, 201)),
@@ -75,8 +75,8 @@ def application(name: str, options: Options, shapes: Shapes) -> keras.Model:
 
     create = class_of(name)
     # Some architectures rescale pixels from 0…255, but the pixels of labkit's data sets are 0…1.
-    # EfficientNet B0 to B7 have no option to omit rescaling, but the batch normalisation after
-    # their first convolution compensates for it.
+    # EfficientNet B0 to B7 have no option to omit rescaling. Batch normalisation after the first
+    # convolution of EfficientNet compensates for the rescaling.
     preprocessing = {"include_preprocessing": False}
     if "include_preprocessing" not in inspect.signature(create).parameters:
         preprocessing = {}
@@ -96,8 +96,8 @@ class ModelSpec:
     Attributes:
         build: Function of (options, shapes) that returns the uncompiled model.
         options: The class of the model's options, derived from `ModelOptions`.
-        pixels: The minimum height and width of an image, in pixels; 0 if the minimum depends on the
-            options.
+        pixels: The minimum height and width of an image, in pixels. If the minimum depends on the
+            options, `pixels` is 0.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
@@ -105,7 +105,8 @@ class ModelSpec:
     pixels: int = 0
 
 
-# To add a named model, define its options and builder in a file, and add an entry to `MODELS`.
+# To add a named model, define its options and builder in a file. Then add an entry for the named
+# model to the dict `MODELS`.
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(linear, LinearOptions),
     "mlp": ModelSpec(mlp, MlpOptions),
@@ -152,7 +153,7 @@ def blocks(name: str, options: Mapping[str, object]) -> int | None:
 
 
 def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
-    """Return the maximum number of slices of any layer of a model; None if it is not yet known.
+    """Return the maximum number of slices of any layer; None if not yet known.
 
     Raises InvalidInput in the same cases as `check`.
     """
@@ -162,8 +163,8 @@ def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes)
 def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
     """Return the layer descriptions that a grid of machines needs in order to divide a model.
 
-    Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as
-    `check`.
+    Raises InvalidInput for a model with a layer that a grid cannot divide. Raises InvalidInput also
+    in the same cases as `check`.
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ModelOptions(Options):
     """The options of a named model, with properties of the model that follow from its options.
 
-    Each model has its own options class, which overrides the properties that are known before the
-    model is built.
+    Each model has its own options class. The options class overrides the properties that are known
+    before the model is built.
 
     Attributes:
         sequences: Whether the model can return predictions at every time step of a sequence.
@@ -54,9 +54,8 @@ class ModelOptions(Options):
             layers: A list with only the description of the input layer, to which the hidden layers
                 are appended.
 
-        Returns:
-            Descriptions of the input layer and the hidden layers, or None if a grid cannot divide
-            one of them.
+        Returns: Descriptions of the input layer and the hidden layers. The result is None if a grid
+            cannot divide one of the layers.
         """
         return None
 
@@ -145,8 +144,8 @@ class MlpOptions(ModelOptions):
                 "use dropout=0"
             )
         for width in self.widths:
-            # Each description is appended before the next one is created, because a layer's Keras
-            # name depends on the layers before it.
+            # A layer's Keras name depends on the layers before it. Each description is therefore
+            # appended before the next description is created.
             layers = [*layers, dense_plane(layers, width)]
         return layers
 
@@ -164,8 +163,8 @@ class CnnOptions(ModelOptions):
     @property
     def smallest(self) -> int:
         """The minimum height and width of an image, in pixels, so that pooling has an output."""
-        # Each 3x3 convolution without padding removes two rows and two columns; the 2x2 pooling
-        # needs two more of each.
+        # Each 3x3 convolution without padding removes two rows and two columns. The 2x2 pooling
+        # needs two more rows and two more columns.
         return 2 * len(self.filters) + 2
 
     @property
@@ -240,8 +239,8 @@ class LocallyConnectedOptions(ModelOptions):
         """The minimum height and width of an image, in pixels, so that all layers have outputs."""
         size = 1
         for _ in self.filters:
-            # The loop computes the input size of each layer, from one output position of the last
-            # layer back to the first layer.
+            # The loop computes the input size of each layer, from last to first. The loop starts at
+            # one output position of the last layer.
             size = (size - 1) * self.stride + self.kernel
         return size
 
@@ -278,8 +277,8 @@ def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
 def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
     """Return a model of 3x3 convolutions without padding, a 2x2 max-pooling and a dense layer.
 
-    With default options and (28, 28, 1) images, the model has 1,199,882 parameters and equals the
-    CNN of Keras's MNIST example.
+    With default options and (28, 28, 1) images, the model has 1,199,882 parameters. The default
+    model equals the CNN of Keras's MNIST example.
     """
     from keras import layers
 
@@ -292,9 +291,10 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     """Return a model that is a chain of recurrent layers over time steps.
 
-    For text, the model embeds the characters and returns scores of shape (steps, outputs), one row
-    per time step. For an image, each row is a time step; for a data table, each column is a time
-    step. For data other than text, the model returns scores only at the last time step.
+    For text, the model embeds the characters of the input. Scores for text have shape (steps,
+    outputs), with one row per time step. For an image, each row is a time step. For a data table,
+    each column is a time step. For data other than text, the model returns scores only at the last
+    time step.
     """
     from keras import layers
 
@@ -414,8 +414,8 @@ def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> ke
     from keras import layers
 
     def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
-        # With a dropout rate of 0, no Dropout layer is added, because it would count as a pipeline
-        # block.
+        # With a dropout rate of 0, the model gets no Dropout layer. A Dropout layer would count as
+        # a pipeline block.
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])
 

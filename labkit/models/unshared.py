@@ -25,14 +25,14 @@ class LocallyConnected2D(keras.layers.Layer):
     The input \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i,
     j). The part \(x_{ij}\) of the image starts at row \(i s\) and column \(j s\), with stride s.
     Images have shape (batch, rows, columns, channels), and there is no padding. With k × k kernels,
-    the layer has the weights `kernel`, of shape (rows, columns, k·k·channels, filters), and `bias`,
-    of shape (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, which uses
-    the numbers of inputs and filters at one position.
+    the weight `kernel` has shape (rows, columns, k·k·channels, filters). The weight `bias` has
+    shape (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, which uses the
+    numbers of inputs and filters at one position.
 
     Args:
         filters: The number of outputs at each position.
-        kernel_size, strides: Height and width of a kernel, and vertical and horizontal distance of
-            adjacent kernels; a single number holds for both axes.
+        kernel_size, strides: Height and width of a kernel, and strides on both axes. A stride is
+            the distance of adjacent kernels. A single number holds for both axes.
         activation: The activation function f, as in `keras.layers.Dense`.
         use_bias: Whether each output adds a bias, which is initially zero.
 
@@ -73,7 +73,7 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # The bound `limit` depends on the inputs of one output position; Keras's initializer would
+        # The bound `limit` depends on the inputs of one output position. A Keras initializer would
         # count the inputs of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(

@@ -44,16 +44,16 @@ def uniform_scalar(seed: int, *keys: int) -> float:
 class ComputeTime(Checked):
     r"""On the virtual clock, the seconds that each worker needs to compute a step's gradient.
 
-    A random compute time depends only on the seed, the number of the worker, and the number of the
-    step. Neither the strategy nor the speed of other workers changes a worker's random compute
-    times.
+    A random compute time depends only on the seed, the worker and the step. Neither the strategy
+    nor the speed of other workers changes a worker's random compute times.
 
     Args:
-        seconds: Mean seconds per training step. If `seconds` is None (default), the process that
-            simulates all workers measures the time once, while no other work runs.
+        seconds: Mean seconds per training step. If `seconds` is None (default), the simulating
+            process measures the time once. During the measurement of the compute time, no other
+            work runs.
         distribution: "constant" (default), "exponential", or "lognormal". A lognormal time is the
-            mean time multiplied by \(e^{\sigma z - \sigma^2 / 2}\), where \(z\) is a standard
-            normal number.
+            mean times \(e^{\sigma z - \sigma^2 / 2}\). The number \(z\) is a random standard normal
+            number.
         sigma: Parameter σ of the lognormal distribution; default: 0.5.
         trace: Seconds of successive training steps, repeated cyclically, which replace `seconds`
             and `distribution`. A trace may also be a sequence of sequences, one for each worker.
@@ -81,8 +81,8 @@ class ComputeTime(Checked):
         """Convert a number, text, sequence or mapping to a `ComputeTime`; keep any other value.
 
         Args:
-            value: A number or a text such as "5ms" for a constant time, a sequence for a trace, or
-                a mapping of fields.
+            value: A number or a text such as "5ms" means a constant time. A sequence means a trace,
+                and a mapping contains the fields.
         """
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             return cls(seconds=value)

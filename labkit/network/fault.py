@@ -12,7 +12,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.validated import Checked
 
-# The dict KINDS maps each kind of fault to the fields that apply to it, with their default values.
+# The dict KINDS maps each kind of fault to its fields. For each field, KINDS contains the default
+# value.
 KINDS: dict[str, dict[str, Any]] = {
     "kill": {},
     "pause": {"seconds": 1.0},
@@ -33,19 +34,19 @@ class Fault(Checked):
             `factor` times as long during `steps` training steps. With "drop", a message of the step
             is not sent. With "corrupt", one bit of a sent message flips. With "nan" and "inf", one
             element of the gradient becomes NaN or infinite.
-        rank: The rank in which the fault occurs; on the virtual clock and in worker programs
-            (`labkit.programs`), the number of the worker.
+        rank: The rank in which the fault occurs. On the virtual clock and in worker programs,
+            `rank` is the worker's number.
         step: The number of the training step in which the fault occurs, counted from 0 across all
             epochs.
         seconds: Seconds for which a "pause" fault stops the process; default: 1.
         factor: The factor by which a "slow" fault multiplies compute times, at least 1; default: 2.
         steps: The number of training steps for which a "slow" fault lasts; default: 1.
-        message: Index of the dropped or corrupted message among the data messages that the rank
-            sends in the affected step; default: 0.
+        message: Index of the dropped or corrupted message in the affected step; default: 0. The
+            index counts only the data messages that the rank sends.
         offset, bit: Index of the affected element, and index of the flipped bit in the element. For
             "corrupt", the default indices are drawn at random from the seed.
-        layer: The name of the layer whose gradient becomes NaN or infinite; by default, the layer
-            whose gradient is sent first.
+        layer: The name of the layer whose gradient becomes NaN or infinite. The default is the
+            layer whose gradient is sent first.
     """
 
     rank: int = Field(ge=0)

@@ -38,9 +38,10 @@ class Segment(NamedTuple):
 class Flows:
     """All active flows, as arrays, with max-min fair rates between two events (`max_min`).
 
-    From its start to its end, a flow uses its rate on all links of its route at the same time.
-    A flow may have a turn: a number that orders the communication rounds of a rank. Among the flows
-    with turns on a rank's outgoing link, only those with the lowest turn number transfer bytes.
+    An active flow uses its rate on all links of its route at once. A flow may have a turn: a number
+    that orders the communication rounds of a rank. Among flows with turns, only those with the
+    lowest turn number transfer bytes. The rule about turns applies separately to each rank's
+    outgoing link.
 
     Args:
         bandwidth: The bandwidth of each link, in bytes/s.
@@ -55,8 +56,8 @@ class Flows:
             with -1.
         turn: The turn number of each flow; `FREE` if the flow never waits.
         remaining: The bytes of each flow that are not yet transferred.
-        rate: The rate of each flow, in bytes/s; None if flows have started or ended since the rates
-            were computed.
+        rate: The rate of each flow, in bytes/s. The rates are None if flows have started or ended
+            since their computation.
         segments: A `Segment` for each interval between events, if `log` is true.
     """
 
@@ -189,18 +190,19 @@ def finish_times(
 def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     r"""Return the max-min fair rates of flows, in bytes/s.
 
-    Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) for each link l, where
-    \(c_l\) is the link's bandwidth. Feasible rates are max-min fair if no rate can increase without
-    a decrease of another rate that is equal or smaller. Equivalently, rates are max-min fair if
-    every flow has a bottleneck link on its route. A bottleneck link of a flow is fully used, and no
-    other flow on the link is faster than the flow.
+    Flow f has the rate \(x_f\), and link l has the bandwidth \(c_l\). Rates are feasible if each
+    link l satisfies \(\sum_{f \ni l} x_f \le c_l\). Feasible rates are max-min fair if every
+    increase reduces an equal or smaller rate. Equivalently, rates are max-min fair if every flow
+    has a bottleneck link on its route. A bottleneck link of a flow is fully used. No other flow on
+    the bottleneck link is faster than the flow.
 
-    The algorithm is progressive filling: the rates of all flows rise together, and a flow's rate
-    becomes fixed when a link of its route is full. The rate at which a link becomes full is its
-    remaining capacity divided by the number of its flows whose rates still rise. The rate at which
-    a link becomes full never falls during progressive filling. Because fill rates never fall, a
-    link is a bottleneck if it has the lowest fill rate of all links on its flows' routes. One
-    iteration finds all links that are bottlenecks, and fixes the rates of their flows.
+    The algorithm is progressive filling: the rates of all flows rise together. A flow's rate
+    becomes fixed when a link of its route is full. A link becomes full at a certain rate of its
+    flows, the fill rate. The fill rate is the remaining capacity divided by the number of rising
+    flows. The rate at which a link becomes full never falls during progressive filling. A link with
+    the lowest fill rate on its flows' routes is a bottleneck. Because fill rates never fall, no
+    later fill rate is lower. One iteration finds all links that are bottlenecks, and fixes the
+    rates of their flows.
 
     Args:
         way: The link numbers of each flow's route, shape (flows, hops); shorter routes are padded
@@ -217,8 +219,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     if len(way) == 1:
         alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
         return alone
-    # The index -1, which pads short routes, is replaced by the number of an additional link with
-    # infinite bandwidth.
+    # The index -1 pads short routes. An additional link with infinite bandwidth replaces the index
+    # -1.
     way = np.where(way < 0, links, way)
     capacity = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))
@@ -228,8 +230,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         count = np.bincount(crossed.ravel(), minlength=links + 1)
         share = capacity / np.maximum(count, 1)
         lowest = share[crossed].min(axis=1)
-        # If no two flows share a link, or if all flows have the same lowest rate, one iteration
-        # gives the final rates.
+        # If no two flows share a link, one iteration gives the final rates. One iteration also
+        # suffices if all flows have the same lowest rate.
         if count[:links].max(initial=0) <= 1 or lowest.min() == lowest.max():
             rate[rising] = lowest
             break

@@ -2,13 +2,14 @@
 
 With `Network(sharing="fifo")`, a link is a FIFO queue that transfers one message at a time.
 
-A message of n bytes occupies each link of its route for n / b seconds, where b is the link's
-bandwidth in bytes/s. A message starts on a link as soon as the link is free and the message has
-started on the previous link. The model is cut-through switching with switches that never block. A
-message moves at the speed of the slowest link of its route, and arrives `latency` seconds after its
-last byte leaves. FIFO links occupy a shared uplink for too long if each of k senders has a link
-with only 1/k of the uplink's bandwidth. In a real network, the messages of several senders share
-the uplink at the same time, as in `Flows`.
+A message of n bytes occupies each link for n / b seconds. The symbol b stands for the link's
+bandwidth in bytes/s. A message starts on a link as soon as the link is free. A message must first
+have started on the previous link of its route. The model is cut-through switching with switches
+that never block. A message moves at the speed of the slowest link of its route. A message arrives
+`latency` seconds after its last byte leaves. FIFO links occupy a shared uplink for too long if
+senders' links are slower. For example, each of k senders may have 1/k of the uplink's bandwidth. In
+a real network, several senders share an uplink at the same time. The class `Flows` also models a
+shared uplink.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Transfers(NamedTuple):
     Attributes:
         start: The time in s at which the first byte of a message leaves the sender.
         delivery: The time in s at which the last byte of a message arrives at the receiver.
-        hops: One tuple for each position in the routes (first link, second link, …). A tuple
-            contains arrays of link numbers, start times in s, end times in s, and fractions of the
-            link's bandwidth. In `hops`, the link number -1 means that the route of the message has
-            no further link.
+        hops: One tuple for each position in the routes (first link, second link, …). Each tuple
+            contains arrays of link numbers, start times, and end times in s. The last array of each
+            tuple contains fractions of the link's bandwidth. In `hops`, the link number -1 means
+            that the route of the message has no further link.
     """
 
     start: Seconds
@@ -56,8 +57,8 @@ class Links:
         names: The names of the links, for figures.
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
         hops: The number of links of the longest route.
-        numbers: The number of messages that each node has sent, which determines the random delay
-            (jitter) of its next message.
+        numbers: The number of messages that each node has sent. The number determines the random
+            delay (jitter) of the node's next message.
 
     Raises:
         InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
@@ -102,8 +103,8 @@ class Links:
     def jitters(self, source: Integers) -> Seconds:
         """Return a random delay for the next message of each source, in s.
 
-        The delay depends on the seed, the source, and the number of messages that the source has
-        sent before.
+        The random delay depends on the seed and the source. The delay also depends on the number of
+        messages that the source has sent.
         """
         if not self.network.jitter:
             return np.zeros(len(source))
@@ -199,11 +200,11 @@ class FifoLinks(Links):
 
     `send` delivers all messages of a communication round in one call. `depart` and `arrive`
     together do the same as `send`, for one message. `depart` needs only the state of the sender's
-    links; `arrive` needs only the state of the receiver's links. Because each method needs the
-    links of only one rank, ranks in different processes can each have their own `FifoLinks` object.
-    The array `busy` must be in shared memory only for emulated hosts with uplinks. `depart` and
-    `arrive` return the same times as `send` if they are called in the order in which the links
-    serve messages.
+    links; `arrive` needs only the state of the receiver's links. The methods `depart` and `arrive`
+    each need the links of only one rank. Ranks in different processes can therefore each have their
+    own `FifoLinks` object. The array `busy` must be in shared memory only for emulated hosts with
+    uplinks. In the right order of calls, `depart` and `arrive` return the times of `send`. The
+    right order of calls is the order in which links serve messages.
 
     Args:
         network: The network whose links are modelled, with its bandwidths and latency.

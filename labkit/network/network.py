@@ -43,9 +43,9 @@ class Slowdown(Checked):
         distribution: Distribution of the factor; "constant" (default), "uniform" on [1, 2 · compute
             - 1], "exponential" or "lognormal". An exponential factor is 1 plus an exponential
             random number of mean compute - 1. A lognormal factor is 1 plus a lognormal random
-            number of mean compute - 1 with σ = 1.
-        pause: The interval (from, to) in which the rank computes nothing, in seconds since the
-            start of the run; default: none.
+            number. The lognormal random number has σ = 1 and the mean compute - 1.
+        pause: The interval (from, to) in which the rank computes nothing; default: none. The ends
+            of the interval are seconds since the start of the run.
     """
 
     compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
@@ -118,8 +118,8 @@ class Network(Checked):
             bytes/s. In a network with `links`, a message takes the route with the fewest links. If
             several routes are equally short, the message takes the one through the lowest rank
             numbers.
-        stragglers: Slow ranks, as a mapping from rank to `Slowdown`, or to one factor on compute
-            and transfer times; default: none.
+        stragglers: Slow ranks, as a mapping from rank to `Slowdown`; default: none. A number
+            instead of a `Slowdown` multiplies both compute and transfer times.
         sharing: How messages share a link; "fair" means max-min fair rates, approximately as in
             TCP. "fifo" means one message at a time at full bandwidth; default: "fair".
         name: The name of the network in figures; default: empty.
@@ -333,8 +333,8 @@ def _preset(name: str, latency: float, bandwidth: float) -> Network:
     return Network(name=name, latency=latency, bandwidth=bandwidth)
 
 
-# The latency of a preset is the time of a small message between two programs, including the time in
-# kernel and library.
+# The latency of a preset is the time of a small message between programs. The latency includes the
+# time in kernel and library.
 PRESETS: dict[str, Network] = {
     network.name: network
     for network in (
@@ -350,8 +350,8 @@ PRESETS: dict[str, Network] = {
         # Latency of 100-Mb/s Ethernet: the latency of 1GbE plus 120 µs. A switch needs 120 µs to
         # store a frame of 1,500 bytes before it forwards the frame.
         _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
-        # Latency of the wide-area link: the time of light in 5,000 km of fibre, at 5 µs per km. The
-        # wide-area link has a bandwidth of 100 Mb/s.
+        # The latency of the wide-area link is the time of light in fibre. The fibre has a length of
+        # 5,000 km and needs 5 µs per km. The wide-area link has a bandwidth of 100 Mb/s.
         _preset("wan", latency=25e-3, bandwidth=12.5e6),
     )
 }

@@ -17,8 +17,9 @@ from labkit.schedules.round import Integers
 Message: TypeAlias = tuple[float, int, int, int]
 
 MAX_FLOWS = 4096  # The table contains at most MAX_FLOWS flows (message transfers), active or ended.
-# Before the table, HEAD numbers state the time, the next flow's number, the flow count, and whether
-# transfer rates are valid.
+# The constant HEAD is the count of numbers before the table of flows. Two numbers state the time
+# and whether the transfer rates are valid. Two numbers state the next flow's number and the flow
+# count.
 HEAD = 4
 
 
@@ -143,7 +144,7 @@ class FlowTable:
         return max((sum(both) for both in zip(times, latencies, strict=True)), default=0.0)
 
     def _end_times(self, numbers: Sequence[int], now: float) -> list[float]:
-        """Return the end time of each flow, or 0.0 for a flow that is no longer in the table."""
+        """Return each flow's end time, or 0.0 if the table no longer contains the flow."""
         known = [number for number in numbers if number >= max(0, self._head[1] - MAX_FLOWS)]
         ends = dict.fromkeys(numbers, 0.0)
         ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
@@ -191,8 +192,8 @@ class _Fifo:
     The ticket of a message tells the receiver when the first byte leaves the sender.
     """
 
-    # In a FIFO network, `version` is constant, because later messages do not change the delivery
-    # times of earlier messages.
+    # In a FIFO network, later messages do not change earlier messages' delivery times. The
+    # attribute `version` is therefore constant in a FIFO network.
     version = 0.0
 
     def __init__(self, network: Network, size: int) -> None:

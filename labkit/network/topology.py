@@ -21,14 +21,14 @@ class Route(NamedTuple):
     """The routes of messages as arrays of link numbers, where -1 means no link.
 
     The first link of each route is the outgoing link of the source. On FIFO links, the sending
-    process reserves the departure links of a route, and the receiving process reserves the arrival
-    links.
+    process reserves the departure links of a route. The receiving process reserves the arrival
+    links of the route.
 
     Attributes:
-        departure: Link numbers of the first half of the routes: one array per hop, with one element
-            per message.
-        arrival: Link numbers of the second half of the routes: one array per hop, with one element
-            per message.
+        departure: Link numbers of the first half of the routes. Each hop has one array, with one
+            element per message.
+        arrival: Link numbers of the second half of the routes. Each hop has one array, with one
+            element per message.
         latency: Latency in seconds, either an array with one value per message or one value for all
             messages.
     """

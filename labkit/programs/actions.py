@@ -3,7 +3,7 @@
 Each worker and each server runs one program, which is a Python generator. Two runtimes execute the
 same generators. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`). The
 other runtime uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program
-never reads the time, so it behaves the same on the wall clock and on the virtual clock.
+never reads the time. A program therefore behaves the same on wall clock and virtual clock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from labkit.compression import Compressor
 
 
-# The type `Vector` is a flat array with the dtype of the weights; programs never modify a vector in
-# place.
+# The type `Vector` is a flat array with the dtype of the weights. Programs never modify a `Vector`
+# in place.
 Vector: TypeAlias = NDArray[Any]
 
 
@@ -39,8 +39,8 @@ class Gradient:
         loss: Loss of the batch, computed with the weights for which the gradient was requested.
         step: Number of batches for which the worker computed gradients before this one.
         last: Whether training ends after this gradient.
-        before: Gradients of a backward pass with respect to its inputs, one for each replica member
-            that sent an input.
+        before: Gradients of a backward pass with respect to its inputs. There is one gradient for
+            each replica member that sent an input.
     """
 
     values: Vector
@@ -138,7 +138,7 @@ class Curvature:
     """Compute the curvature of the loss of a worker's first batch along blocks of weights.
 
     The answer is a `Gradient` whose values contain one row per block, flattened. Each row is the
-    product of the Hessian and a vector that is ±1 in one block and 0 elsewhere.
+    product of the Hessian and a vector. The vector is ±1 in one block of weights and 0 elsewhere.
 
     Attributes:
         weights: Weights at which the curvature is computed, as a flat vector.
@@ -185,8 +185,8 @@ class Forward:
 class Backward:
     """Run the backward pass that belongs to an earlier forward pass; the answer is a `Gradient`.
 
-    The answer to a replica member's last backward pass contains the gradient of the member's
-    weights, the number of samples and the loss.
+    The answer to a replica member's last backward pass contains the weight gradient. The last
+    answer also contains the number of samples and the loss.
 
     Attributes:
         place: The replica, its member (stage or machine), and the number of this member's pass.

@@ -25,16 +25,16 @@ from labkit.programs.actions import (
 )
 from labkit.programs.roles import Roles
 
-# The type `ProgramFactory` is a function that creates a program from a restart point's state, or
-# from the beginning if given None.
+# The type `ProgramFactory` is a function that creates a program. The program starts from a restart
+# point's state, or from the beginning for None.
 ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
 def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None) -> Program:
     """Run a worker's program on one member (stage or machine) of a model-parallel replica.
 
-    The diagram shows the forward (F) and backward (B) passes of two replica members (stages, or
-    machines of a grid) over time:
+    A replica member is a stage, or a machine of a grid. The diagram shows forward (F) and backward
+    (B) passes of two members over time:
 
         stages    first  F         B push ·····      forward: outputs go to the next stage,
                   last      F B push ·····           backward: their gradients come back
@@ -116,8 +116,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # The dict `heard` stores the latest message from each sender, because the next message to
-        # the sender answers it.
+        # The dict `heard` stores the latest message from each sender. The next message to the
+        # sender answers the stored message.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
@@ -174,8 +174,8 @@ class _PieceBuffer:
             return None
         messages = self.latest[worker] = [queue.popleft() for queue in queues]
         delivered = max(message.delivered for message in messages)
-        # If a replica member has failed, the method returns the failed member's message, because
-        # the joined gradient would be incomplete.
+        # If a replica member has failed, the joined gradient would be incomplete. For a failed
+        # replica member, the method returns the failed member's message.
         last = next((message for message in messages if _lost(message)), messages[-1])
         values = None if last.values is None else self._joined(messages)
         return replace(last, source=worker, values=values, delivered=delivered)

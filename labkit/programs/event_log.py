@@ -117,13 +117,13 @@ class EventLog:
             The value of `update` is the number of the server's update (-1 for a dropped gradient).
             The value of `version` is the version of the weights at which the gradient was computed.
             The values of `sent`, `delivered` and `applied` are times in s.
-        losses: One entry per failed worker: its number, the time of the failure in s, and the
-            number of gradients that it computed.
+        losses: One entry per failed worker: its number, failure time, and gradient count. The
+            failure time of a worker is in s.
         writers: Numbers of the programs with history rows: workers, or members (stages or machines)
             of model-parallel replicas. Each message is counted once, in the history row of its
-            sender. If the sender is a server, which has no history rows, the message is counted in
-            the receiver's row. The history row of a replica's last member contains the loss and the
-            number of samples of the replica.
+            sender. A server has no history rows. The history row of the receiver counts messages
+            from a server. The history row of a replica's last member contains the replica's loss.
+            The last member's history row also contains the replica's number of samples.
     """
 
     backend: Backend

@@ -56,9 +56,9 @@ _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 class MpiRuntime(Runtime):
     """A runtime that executes one rank's programs, and exchanges messages with other ranks.
 
-    A rank with one program computes in its main thread. If a rank has both a worker and a server,
-    the server can answer messages with gradients while the worker computes. A worker that shares
-    its rank with a server computes in a second thread. Only the main thread calls MPI.
+    A rank with one program computes in its main thread. A rank may have both a worker and a server.
+    While the worker of a rank computes, the rank's server can answer gradient messages. A worker
+    that shares its rank with a server computes in a second thread. Only the main thread calls MPI.
 
     Args:
         programs: Programs of this rank; each key is a program number.
@@ -95,8 +95,8 @@ class MpiRuntime(Runtime):
         # contains pairs from other ranks.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
-        # The dict `_wakes` maps a program number to the time in s at which the program's `Wait`
-        # action ends.
+        # The dict `_wakes` maps a program number to a time in s. At the stored time, the program's
+        # `Wait` action ends.
         self._wakes: dict[int, float] = {}
 
         # The dict `_computes` maps a program number to its unfinished computation in the second
@@ -239,8 +239,8 @@ class MpiRuntime(Runtime):
     def _offer_checkpoint(self, number: int) -> None:
         """Call the checkpoint function as if the program had not yet requested its current action.
 
-        A program that restarts from the checkpoint receives its previous answer again, and then
-        requests its current action again.
+        A restarted program receives its previous answer again. The restarted program then requests
+        its current action again.
         """
         if self._between is not None:
             answers = self._players[number].heard
@@ -379,8 +379,8 @@ class MpiRuntime(Runtime):
         has, version, rows, step, ends, sent, wait, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
         if values is not None and self.still is not None and self._mailbox.in_place:
-            # A checkpoint's state refers to the values of the message, but the mailbox overwrites
-            # its buffer, so the values are copied.
+            # A checkpoint's state refers to the values of the message. The mailbox overwrites its
+            # buffer, so the message values are copied.
             values = values.copy()
             self._mailbox.free(letter.route)
         source, to = letter.route

@@ -53,8 +53,8 @@ class TiledReplica:
     """The computation of one grid machine for all replicas, with one pending batch each.
 
     The first pass reads the inputs of the batch, which are available on every machine. In the first
-    forward pass, machine 0, which is the last member of the replica, sends shared kernels to the
-    other machines. When the first pass runs backward, machine 0 sums the gradients of the shared
+    forward pass, machine 0 sends shared kernels to the other machines. Machine 0 is the last member
+    of the replica. When the first pass runs backward, machine 0 sums the gradients of the shared
     kernels over all machines. Each later pass except the final pass computes one layer. In the
     final pass, machine 0 computes the loss.
 

@@ -3,9 +3,9 @@
 `ObjectWriter` encodes Python objects as nodes of JSON, which `ObjectReader` decodes.
 
 Each node consists of the kind of an object and the object's data. Numbers, strings and None are
-written without a node. The JSON `[n]` refers to node n, so that several nodes can share an object
-or form a cycle. Nodes contain no code. The node of a record contains its fields and its class name,
-which `labkit.common.state` registers.
+written without a node. The JSON `[n]` refers to node n. Through references, several nodes can share
+an object or form a cycle. Nodes contain no code. The node of a record contains its fields and its
+class name, which `labkit.common.state` registers.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ObjectWriter:
     def _add(self, thing: Any) -> None:
         self._things.append(thing)
         if isinstance(thing, tuple):
-            # A tuple cannot be changed after its creation, so the nodes of its items must precede
-            # its own node.
+            # A tuple cannot be changed after its creation. The nodes of a tuple's items must
+            # therefore precede the tuple's node.
             node = self._node(thing)
             self._numbers[id(thing)] = len(self.nodes)
             self.nodes.append(node)
@@ -120,7 +120,7 @@ class ObjectWriter:
         return len(self.arrays) - 1
 
 
-# A saved state has at most MOST_ALIKE keys with equal hash; a few keys have equal hashes by chance.
+# A saved state has at most MOST_ALIKE keys with equal hash. A few keys have equal hashes by chance.
 MOST_ALIKE = 32
 
 
@@ -136,8 +136,7 @@ class ObjectReader:
         self._arrays, self._outside = arrays, outside
         self._things: list[Any] = []
         self._fills: list[Callable[[], object]] = []
-        # Sets and dicts are filled last, because the hash of a key may depend on all fields of the
-        # key.
+        # Sets and dicts are filled last. The hash of a key may depend on all fields of the key.
         self._hashes: list[Callable[[], object]] = []
 
     def add(self, kind: str, data: Any) -> None:
@@ -264,8 +263,8 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
                     "tuples of these, and records that are compared by identity"
                 )
-    # Lookups are slow if many keys have the same hash; such keys are easy to construct from numbers
-    # and tuples.
+    # Lookups are slow if many keys have the same hash. Numbers and tuples with equal hashes are
+    # easy to construct.
     largest_collision = max(Counter(map(hash, keys)).values(), default=0)
     if largest_collision > MOST_ALIKE:
         raise LabkitError(
@@ -298,9 +297,9 @@ _KINDS: dict[str, Callable[[ObjectReader, Any], Any]] = {
 
 SCHEMA = 1
 # The constant LIMIT is the maximum number of characters in the JSON text of a saved state. Each
-# training step of a worker adds about 500 characters to a state, so the limit is reached after half
-# a million steps. JSON of empty lists needs 25 bytes of memory per character, so a malicious text
-# of maximum length can use 7 GB.
+# training step of a worker adds about 500 characters to a state. A state reaches the limit after
+# about half a million steps. JSON of empty lists needs 25 bytes of memory per character. A
+# malicious text of maximum length can therefore use 7 GB.
 LIMIT = 2**28
 
 

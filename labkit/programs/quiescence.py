@@ -17,11 +17,10 @@ class Quiescence:
     First, rank 0 requests a checkpoint from all ranks. Each rank then pauses before its next
     action, but continues to receive messages. The ranks are quiescent when their counts of
     allreduces are equal and no messages are in transit. Equal counts of allreduces mean that all
-    ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r =
-    \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent and
-    received. A paused rank continues if another rank waits for this rank in an allreduce. Finally,
-    all ranks compare their counts of allreduces and messages in a collective call, before any rank
-    resumes.
+    ranks have started the same number of allreduces. Rank r has sent \(s_r\) messages and received
+    \(g_r\) messages. No messages are in transit if \(\sum_r s_r = \sum_r g_r\). A paused rank
+    continues if another rank waits for this rank in an allreduce. Finally, all ranks compare their
+    counts of allreduces and messages in a collective call, before any rank resumes.
 
     Args:
         communicator: Communicator of the ranks. The communicator's status table, in shared memory,
@@ -88,8 +87,8 @@ class Quiescence:
                 counts = np.array(
                     self._communicator.allgather(own_counts, "a checkpoint of programs")
                 )
-                # A rank may read a half-written row of the status table, so the ranks exchange and
-                # compare the counts again.
+                # A rank may read a half-written row of the status table. The ranks therefore
+                # exchange and compare the counts again.
                 counts = counts if self._agreed(counts) else None
             patience.pause(polls)
             polls += 1

@@ -156,8 +156,8 @@ class Replica:
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
         """Restore the numbers of batches and the layer states that `keep` returned."""
         for worker, count in steps.items():
-            # Batches that the worker used before the checkpoint are requested again, so that the
-            # next request returns a new batch.
+            # The worker's batches from before the checkpoint are requested again. The next request
+            # of the worker then returns a new batch.
             for number in range(count):
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None

@@ -177,8 +177,8 @@ class Pass:
         goes_back: Whether the pass runs backward, because its own or earlier weights need a
             gradient.
         returns: Whether weights of earlier passes need a gradient. If weights of earlier passes
-            need a gradient, the backward pass sends gradients of the pass's inputs to the members
-            in `gets`.
+            need a gradient, the backward pass sends input gradients. The members in `gets` receive
+            the gradients of the pass's inputs.
     """
 
     gets: tuple[int, ...] = ()
@@ -230,8 +230,8 @@ class Roles:
         slower: For each worker, its compute time divided by the compute time of the fastest worker.
         layers: For each layer, its number of weights, in the order of the flat weights.
         rate: Learning rate of the optimizer in the first training step.
-        cut: For each replica member (stage or machine), its ranges of the flat weights; empty if
-            the model is not divided.
+        cut: For each replica member (stage or machine), its ranges of the flat weights. If the
+            model is not divided, `cut` is empty.
         passes: For each replica member (stage or machine), its passes. A pass names the members
             with which it exchanges messages.
     """
@@ -287,8 +287,9 @@ class Roles:
         Args:
             compressed: Whether messages are compressed. A compressed message may be larger than the
                 original message.
-                A compressed message contains at most all elements with their indices (twice the
-                bytes), and a few numbers per tensor.
+                A compressed message contains at most all elements with their indices. Elements with
+                indices need twice the bytes of the elements. A compressed message also contains a
+                few numbers per tensor.
         """
 
         def max_bytes(server: int) -> int:
@@ -338,13 +339,14 @@ TENSORS = 1_000
 class CodecChannel:
     r"""The worker's end or the server's end of the channel between one worker and one server.
 
-    A worker sends each gradient in compressed form. If the compressor uses error feedback, the
-    worker stores the compression error and adds it to the next gradient. A server with weights w
-    stores a copy \(\tilde w\) of the worker's weights, and sends the compressed difference \(w -
-    \tilde w\). The worker and the server then update their copies of the weights: \(\tilde w
-    \leftarrow \tilde w + D(E(w - \tilde w))\). E denotes encoding by the compressor, and D denotes
-    decoding. Worker and server store bitwise identical copies \(\tilde w\) of the weights. Each
-    answer's difference includes the compression error of the previous answer.
+    A worker sends each gradient in compressed form. With error feedback, the worker stores the
+    compression error. The worker adds the stored compression error to the next gradient. A server
+    with weights w stores a copy \(\tilde w\) of the worker's weights. The server sends the
+    compressed difference \(w - \tilde w\). The worker and the server then update their copies of
+    the weights. The update of a copy is \(\tilde w \leftarrow \tilde w + D(E(w - \tilde w))\). E
+    denotes encoding by the compressor, and D denotes decoding. Worker and server store bitwise
+    identical copies \(\tilde w\) of the weights. Each answer's difference includes the compression
+    error of the previous answer.
 
     Without a compressor, payloads are sent unchanged.
 

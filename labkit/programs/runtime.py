@@ -44,11 +44,11 @@ class Event(NamedTuple):
     given: tuple[Any, ...]
 
 
-# The type `StateAttributes` lists pairs of an object and the names of its attributes that a
-# checkpoint saves and restores.
+# The type `StateAttributes` lists pairs of an object and its attribute names. A checkpoint saves
+# and restores the listed attributes.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-# The type `Schedule` is a function of an event's time in s and the event; it adds the event to the
-# queue.
+# The type `Schedule` is a function of a time in s and an event. A `Schedule` function adds the
+# event to the queue.
 Schedule: TypeAlias = Callable[[float, Event], None]
 
 
@@ -115,8 +115,8 @@ class _Fair:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
         self._ways: dict[tuple[int, int], tuple[Integers, float]] = {}
-        # Messages that start at the same time are added to the links together, so that transfer
-        # rates are computed only once.
+        # Messages that start at the same time are added to the links together. Transfer rates are
+        # therefore computed only once for simultaneous messages.
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
@@ -172,12 +172,13 @@ class Player:
     """A program that a runtime executes, with its inbox and the answers that it received.
 
     A Python generator cannot be saved in a checkpoint. After a checkpoint is loaded, a new
-    generator starts at the program's restart point and receives the recorded answers again.
+    generator starts at the program's restart point. The new generator receives the recorded answers
+    again.
 
     Attributes:
         inbox: Delivered messages that the program has not yet received.
-        waits: The pending request of a program that waits for a message; None if the program does
-            not wait.
+        waits: The pending request of a program that waits for a message. If the program does not
+            wait, `waits` is None.
         over: Whether the program has ended.
         mark: State at the latest restart point, or None if the program restarts from its beginning.
         heard: Answers to the program since its restart point; recorded only if checkpoints are
@@ -226,8 +227,8 @@ class Runtime:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._backend, self._event_log = hosts, backend, event_log
         self._begin = 0.0
-        # The dict `_outside` contains objects to which a saved state refers by name; None means
-        # that checkpoints are disabled.
+        # The dict `_outside` contains objects to which a saved state refers by name. If `_outside`
+        # is None, checkpoints are disabled.
         self._outside: Mapping[str, object] | None = None
 
     def keeps(self, outside: Mapping[str, object]) -> None:
@@ -326,8 +327,8 @@ class Runtime:
     def _set_mark(self, number: int, state: Any) -> None:
         if self._outside is not None:
             player = self._players[number]
-            # A new Python generator accepts only None in its first call of `send`, so the first
-            # recorded answer is None.
+            # A new Python generator accepts only None in its first call of `send`. The first
+            # recorded answer is therefore None.
             player.mark, player.heard = keep(state, self._outside), [None]
 
     def _execute_compute(self, number: int, action: Computes) -> Gradient | Passed:

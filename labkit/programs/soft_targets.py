@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 
-# The dict _KINDS maps each loss class to its counterpart for soft targets, and to the function from
-# logits to targets.
+# The dict _KINDS maps each loss class to its counterpart for soft targets. For each loss class,
+# _KINDS also contains the function from logits to targets.
 _KINDS: dict[str, tuple[type[keras.Loss], Callable[[tf.Tensor], tf.Tensor]]] = {
     "SparseCategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
     "CategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
@@ -31,8 +31,8 @@ class Soft:
 
     def __init__(self, model: keras.Model) -> None:
         loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
-        # A Keras loss may be a function or an object, so the name is `__name__` or the name of the
-        # class.
+        # A Keras loss may be a function or an object. The name of a loss is its `__name__` or its
+        # class name.
         name = getattr(loss, "__name__", type(loss).__name__)
         kind = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
         if kind not in _KINDS or len(model.outputs) != 1:

@@ -60,11 +60,10 @@ class VirtualTiming(Protocol):
 class VirtualRuntime(Runtime):
     """A runtime on the virtual clock: values are really computed, but their times are simulated.
 
-    The runtime processes events in order of time, and simultaneous events in the order in which
-    they were scheduled. Two runs with the same timing model and seed are bitwise identical.
+    The runtime processes events in order of time. Simultaneous events are processed in the order in
+    which they were scheduled. Two runs with the same timing model and seed are bitwise identical.
     Messages are simulated as flows that share the links of a network, see `labkit.network.Flows`. A
-    message takes no time if there is no network, or if its sender and its receiver are on the same
-    rank.
+    message takes no time if there is no network. A message within one rank also takes no time.
 
     Args:
         programs: Programs by program number; workers come before servers.
@@ -77,9 +76,9 @@ class VirtualRuntime(Runtime):
         seed: Seed of the compressors' random numbers.
         script: For each server, the required order of its gradients, as a list of (worker, step)
             pairs.
-        lost: Failure time in s of each failing replica; each key is a tuple of its members' program
-            numbers. Messages that were sent before a failure arrive before surviving programs learn
-            of the failure.
+        lost: Failure time in s of each failing replica. Each key is a tuple of the program numbers
+            of a replica's members. Messages that were sent before a failure arrive before surviving
+            programs learn of the failure.
         servers: Program numbers of the servers that are notified of failures.
         killed: Mapping from each failing worker to the training step at whose start it fails.
         injectors: Fault injectors that drop or corrupt messages; each key is the number of the
@@ -137,8 +136,8 @@ class VirtualRuntime(Runtime):
                 checkpoint.
 
         Raises:
-            LabkitError: If the programs are in a deadlock, because each waits for a message that no
-                program will send.
+            LabkitError: If the programs are in a deadlock. In a deadlock, each program waits for a
+                message that no program will send.
         """
         if not self._begun:
             self._begun = True
@@ -231,7 +230,7 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes the time of two gradients, because it
+                # A Hessian-vector product takes the time of two gradients. The computation
                 # differentiates the loss, and then the gradient's product with the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)

@@ -30,8 +30,8 @@ FOLDER = "checkpoints"
 # In a notebook job, experiments resume from checkpoints if the environment variable LABKIT_RESUME
 # is set.
 RESUME_VARIABLE = "LABKIT_RESUME"
-# The manifest is the last file that labkit writes to a checkpoint, so a checkpoint without manifest
-# is incomplete.
+# The manifest is the last file that labkit writes to a checkpoint. A checkpoint without a manifest
+# is therefore incomplete.
 MANIFEST = "manifest.json"
 # The constant DEFAULT_INTERVAL is the default time between checkpoints in seconds.
 DEFAULT_INTERVAL = 30.0
@@ -44,13 +44,13 @@ Same: TypeAlias = Callable[[Record], bool]
 class Checkpoint(Checked):
     r"""The settings of a run's checkpoints, from which training can resume after a failure.
 
-    Each rank copies its state at the end of a training step, and writes its own file while training
-    continues. If a checkpoint is due before the previous one is written, labkit skips the new
-    checkpoint and counts the skip.
+    Each rank copies its state at the end of a training step. Each rank writes its own checkpoint
+    file while training continues. A checkpoint is skipped if the previous checkpoint is not yet
+    written. The number of skipped checkpoints is counted.
 
-    With mtbf M and a measured cost of δ seconds per checkpoint, the interval is
-    \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\).
-    If δ is at least 2M, the interval is M.
+    The argument mtbf has the value M, and a checkpoint costs δ measured seconds. The interval is
+    \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\). If δ is at least
+    2M, the interval is M.
 
     Args:
         every: Number of training steps between checkpoints, or a time such as "30s", "5min", "1h";
@@ -59,8 +59,8 @@ class Checkpoint(Checked):
                 checkpoints are skipped. Specify either `every` or `mtbf`, not both.
         max_to_keep: Maximum number of checkpoints on disk, of which the newest are kept; default:
             2.
-        mtbf: Mean time between failures in seconds, or a text such as "6h", which determines the
-            interval; default: None.
+        mtbf: Mean time between failures in seconds, or a text such as "6h"; default: None. The mean
+            time between failures determines the interval of checkpoints.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
     1974. J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -129,11 +129,11 @@ class Resume(NamedTuple):
     Attributes:
         folder: Folder of the checkpoint.
         manifest: The contents of the checkpoint's manifest file.
-        same: True if training resumes with the same ranks and settings, so that each rank loads its
-            own state.
+        same: True if training resumes with the same ranks and settings. With the same ranks and
+            settings, each rank loads its own state.
         notes: Remarks for the user, for example the name of a newer checkpoint that is damaged.
-        files: Contents of the state files in memory, with one entry per rank; None (default) if the
-            files are on disk.
+        files: Contents of the state files in memory, with one entry per rank. The default None
+            means that the files are on disk.
     """
 
     folder: str
@@ -158,7 +158,8 @@ class CheckpointContext(NamedTuple):
             rows.
         folder: Folder of the run's checkpoints.
         owner: Identity of the process that writes the record of the run. If the owner is killed,
-            its ranks may run on briefly, but must not change files of a new owner.
+            its ranks may run on briefly. The ranks of a killed owner must not change files of a new
+            owner.
     """
 
     checkpoint: Checkpoint | None

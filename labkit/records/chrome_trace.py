@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# The dict `LANES` maps each kind of event to a lane, which is one of a rank's rows in the display.
+# The dict `LANES` maps each kind of event to a lane. A lane is one of a rank's rows in the display.
 # Gradient buckets are exchanged during the computation of gradients. Exchanges of gradient buckets
 # have a separate lane, because overlapping events on one lane would hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
@@ -20,8 +20,7 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
     Args:
         rows: Timeline rows, each with rank, kind, step, bucket, start and stop (in seconds).
             Predicted events have separate lanes.
-        clocks: For each rank, the offset of its clock from the clock of rank 0, and the uncertainty
-            of the offset.
+        clocks: Offset of each rank's clock from rank 0's clock, and the offset's uncertainty.
     """
     events: list[Record] = []
     lanes = set()
@@ -54,8 +53,8 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
             f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
         )
         events.append(_metadata_event("process_labels", int(clock["rank"]), labels=label))
-    # The key `otherData` comes first, so that the head of the file shows whether labkit wrote the
-    # file and may overwrite it.
+    # The key `otherData` comes first, so that the file's head shows who wrote it. Labkit may
+    # overwrite a file only if labkit wrote the file.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}
 

@@ -75,8 +75,8 @@ def _difference(one: Run, other: Run) -> tuple[bool, int]:
         name for name in strategy | other_strategy if strategy.get(name) != other_strategy.get(name)
     ]
     network = one.experiment.get("network") != other.experiment.get("network")
-    # A run with the same network is preferred over a run with the same strategy, because the
-    # network matters more.
+    # A run with the same network is preferred over a run with the same strategy. The network
+    # influences a run more than the strategy.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 
@@ -86,8 +86,8 @@ def method_fields(run: Run) -> dict[str, JSON]:
 
 
 def _is_default(name: str, field: str, value: JSON) -> bool:
-    # A record may contain a compressor that is not part of labkit, for example one that a notebook
-    # defines.
+    # A record may contain a compressor that is not part of labkit. For example, a notebook may
+    # define its own compressor.
     if name not in COMPRESSORS or not isinstance(value, str | bool):
         return False
     field_info = COMPRESSORS[name].model_fields.get(field)

@@ -22,8 +22,8 @@ def read_notebook(path: Path) -> Record:
         LabkitError: If the file cannot be read, or is not a notebook in format 4.
     """
     try:
-        # The folder of a job may belong to another user, so the file is read without following
-        # symbolic links.
+        # The folder of a job may belong to another user. The notebook is therefore read without
+        # following symbolic links.
         record_json = read_plain_json(read_file(path, MAX_NOTEBOOK_BYTES), strict=False)
         if reason := _notebook_problem(record_json):
             raise NotPlain(reason)

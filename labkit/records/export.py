@@ -159,8 +159,8 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 def _quoted(text: str) -> str:
     """Return a text, with a leading apostrophe if a spreadsheet would read it as a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-    # The function `plain` escapes carriage returns, which pandas writes without quotes and some
-    # programs read as ends of rows.
+    # The function `plain` escapes carriage returns. Pandas writes carriage returns without quotes,
+    # and some programs read them as row ends.
     return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
@@ -191,9 +191,9 @@ _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED",
 def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit") -> list[str]:
     """Write each run to an MLflow store, and return the runs' MLflow ids in the same order.
 
-    If the MLflow experiment already contains a run with the same name and start, the run is not
-    written again. If an aborted export left an unfinished run in MLflow, labkit deletes the run and
-    writes it again.
+    A run is not written twice to the same MLflow experiment. Two runs count as the same if they
+    have equal names and start times. If an aborted export left an unfinished run in MLflow, labkit
+    deletes the run and writes it again.
 
     Args:
         runs: Completed or failed runs.
@@ -257,8 +257,7 @@ class MlflowStore:
         return MlflowLog(self._client, str(created.info.run_id), run)
 
     def _same(self, run: Run) -> list[Any]:
-        # Runs are compared by name and start time, because a new run may have the name of a deleted
-        # run.
+        # Runs are compared by name and start time. A new run may have the name of a deleted run.
         name, started = tags(run)["labkit.run"], _started(run)
         same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
         return list(self._client.search_runs([self._experiment], same))
@@ -345,9 +344,9 @@ FILE = "events.out.tfevents.labkit"  # TensorBoard reads only files whose names 
 def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     """Write runs for TensorBoard into a folder, with one event file per run.
 
-    `tensorboard --logdir FOLDER` then shows curves under Scalars, parameters and results under
-    HParams, and state and verdict under Text. Event files from earlier exports of the same runs are
-    overwritten.
+    The command `tensorboard --logdir FOLDER` then shows curves under Scalars. TensorBoard shows
+    parameters and results under HParams, and state and verdict under Text. Event files from earlier
+    exports of the same runs are overwritten.
 
     Args:
         runs: Completed or failed runs.

@@ -2,10 +2,10 @@
 
 The registry lists this user's processes and job arrays, which `labkit stop` may end.
 
-The registry is in the user's private state folder, which remains after a logout and is shared by
-all login nodes. Other users may write to a runs folder, so its records may name any process or
-Slurm job. Therefore labkit only displays the processes in such records, and never sends them a
-signal.
+The registry is in the user's private state folder. The state folder remains after a logout, and all
+login nodes share the folder. Other users may write to a runs folder, so its records may name any
+process or Slurm job. Therefore labkit only displays the processes in such records, and never sends
+them a signal.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def forget_arrays(folder: Path) -> None:
 
 def _machine() -> str:
     """Return an identifier of this machine, its current boot, and this process's pid namespace."""
-    # The identifier includes boot and pid namespace, because containers share state folders with
-    # hosts, and Linux reuses process numbers after reboots.
+    # The identifier includes the boot, because Linux reuses process numbers after a reboot. The
+    # identifier includes the pid namespace, because containers share state folders with hosts.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -93,14 +93,14 @@ def _machine() -> str:
 
 
 def _process(folder: Path) -> Path:
-    # The registry key includes the machine, because machines with a shared home folder may have
+    # The registry key of a folder includes the machine. Machines with a shared home folder may have
     # different local folders at one path.
     return _entry(PROCESSES, folder, _machine())
 
 
 def _entry(kind: str, folder: Path, machine: str = "") -> Path:
-    # The resolved path identifies the folder even for processes with another working directory, or
-    # with a symbolic link to the folder.
+    # The resolved path identifies the folder for all processes. Processes may have another working
+    # directory or use a symbolic link to the folder.
     path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
     return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 
@@ -169,8 +169,8 @@ def folders(root: Path | str) -> Iterator[Folder]:
         )
     for path, subfolders, names in os.walk(root):
         files = set(names)
-        # A folder with status.json and params.yaml belongs to a notebook job, which contains runs
-        # but is not a run.
+        # A folder with status.json and params.yaml belongs to a notebook job. A notebook job
+        # contains runs, but the job is not a run.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )

@@ -1,6 +1,7 @@
 """Export of active runs: a separate process forwards the ranks' messages to other tools.
 
-No rank waits for a tool such as MLflow, so a tool that hangs or fails does not affect the run.
+No rank waits for a tool such as MLflow. A tool that hangs or fails therefore does not affect the
+run.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class ForwardedRun:
     def _end(self) -> None:
         """Complete the exported run from its record, or export it again if a sent value was wrong.
 
-        Values of asynchronous workers may be wrong when they are sent, because the steps that all
-        workers reach are known only at the end.
+        The values of asynchronous workers may be wrong at the time of sending. Only at the end does
+        labkit know which steps all workers reached.
         """
         # A new `Run` object is needed, because a `Run` caches the content of its files.
         self.run = Run(self.run.path)

@@ -20,13 +20,13 @@ TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
 )
 MAX_SCHEMA_BYTES = 2**20  # Each name in a Parquet schema, and its metadata, may have at most 1 MiB.
 MAX_INTEGER = 2**53  # Floats represent all integers up to 2**53 exactly.
-# Apart from an allowance for small tables, a table has at most 20 combinations of seed and step per
-# row.
+# A table has at most 20 combinations of seed and step per row. Small tables may have more
+# combinations per row.
 MAX_SPARSITY = 20
 # No value may be missing in the index columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Parquet encodings that labkit does not write are rejected, because a short file could expand to
-# very long texts.
+# Labkit rejects Parquet encodings that labkit does not write. A short file with such an encoding
+# could expand to very long texts.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 

@@ -77,8 +77,8 @@ class Run:
     def metrics(self) -> Record:
         """A dict of the run's results, such as `test_accuracy`; empty before the run has results.
 
-        `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
-        `equivalence` the verdict of the equivalence check.
+        `step_ms` is the time of a step in milliseconds, and `samples_per_second` the throughput.
+        `equivalence` is the verdict of the equivalence check.
         """
         # Missing metrics are not cached, because an active run writes its metrics later.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
@@ -94,10 +94,9 @@ class Run:
 
         `seed`, `epoch`, `step` and `rank` identify the row, and `loss` is the loss of the rank's
         samples. `seconds` is the time of the step; `compute_seconds`, `communicate_seconds` and
-        `wait_seconds` are parts of it, in seconds. `payload_bytes` counts the bytes of the buffers
-        that the rank passed to collectives and sends, and `wire_bytes` the bytes that it sent to
-        other ranks. `messages` counts these messages, and `samples` the rows that the rank trained
-        on.
+        `wait_seconds` are parts of it, in seconds. `payload_bytes` counts the bytes that the rank
+        passed to collectives and sends. `wire_bytes` counts the bytes that the rank sent to other
+        ranks. `messages` counts these messages, and `samples` the rows that the rank trained on.
         """
         if (self.path / "history.parquet").exists():
             return self._history
@@ -129,9 +128,10 @@ class Run:
     def update_log(self) -> pandas.DataFrame:
         """Parameter servers' events for each gradient; empty for a run without parameter servers.
 
-        Columns: server, update (number at this server, or -1 for a dropped gradient), worker, step,
-        version (of the weights), staleness, rows (samples of the batch), sent, delivered, applied
-        (s on the run's clock).
+        Columns: server, update, worker, step, version (of the weights), staleness, rows (samples),
+        sent, delivered, applied. The column `update` is the server's update number, or -1 for a
+        dropped gradient. The columns `sent`, `delivered` and `applied` contain seconds on the run's
+        clock.
         """
         return self._table("update_log")
 
@@ -139,9 +139,10 @@ class Run:
     def layers(self) -> pandas.DataFrame:
         """How each layer is sliced under tensor parallelism; empty for a run without slices.
 
-        Columns: rank, layer, slices (the sliced dimension), why (reason against slicing), bytes per
-        step (forward_bytes, forward_wire_bytes, backward_bytes, backward_wire_bytes), weights_bytes
-        (on the rank), whole_weights_bytes (of the unsliced layer).
+        Columns: rank, layer, slices (the sliced dimension), why (reason against slicing), and
+        counts of bytes. The columns `forward_bytes`, `forward_wire_bytes`, `backward_bytes` and
+        `backward_wire_bytes` count bytes per step. The column `weights_bytes` counts the rank's
+        weights, and `whole_weights_bytes` the unsliced layer's weights.
         """
         return self._table("layers")
 
@@ -156,11 +157,12 @@ class Run:
     def memory(self) -> pandas.DataFrame:
         """Peak bytes of each rank, with columns rank, kind, measured, predicted.
 
-        Kinds of memory: weights, gradients, optimizer, activations (between forward and backward),
-        versions (old weights that a backward pass still needs).
-        `labkit.model_parallel.stages.footprint.MemoryLedger` defines how the bytes of each kind of
-        memory are counted. Predictions are computed from tensor shapes and the pipeline schedule.
-        The column `measured` is missing for a run that did not measure its memory.
+        Kinds of memory: weights, gradients, optimizer, activations, versions. Activations are kept
+        between the forward pass and the backward pass. Versions are old weights that a backward
+        pass still needs. `labkit.model_parallel.stages.footprint.MemoryLedger` defines how the
+        bytes of each kind of memory are counted. Predictions are computed from tensor shapes and
+        the pipeline schedule. The column `measured` is missing for a run that did not measure its
+        memory.
         """
         import pandas as pd
 
@@ -267,8 +269,8 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     """Return all usable runs in one or several folders, from the oldest to the newest.
 
     A warning is issued for each unusable run. A pattern such as `runs/tour/00*` means all folders
-    that match it. If a relative path does not exist in the current folder, labkit searches the
-    parent of the folder of all runs (`LABKIT_RUNS`) for the path.
+    that match it. If the current folder lacks a relative path, labkit searches a second folder. The
+    second folder is the parent of the runs folder (`LABKIT_RUNS`).
 
     Raises:
         LabkitError: If a folder does not exist.

@@ -35,12 +35,12 @@ Event: TypeAlias = tuple[str, int, int, float, float]
 class FirstDifference(TypedDict):
     """The first operation in which a run differs from its reference run.
 
-    All operations of the training step before the first difference are equal in the run and in its
-    reference run. The field `operation` may be "initial weights", "batch" (rows of input),
-    "gradient" (on one rank), "mean" (over ranks), or "optimizer" (update of weights). The value
+    All operations before the first difference are equal in the run and its reference run. The field
+    `operation` may be "initial weights", "batch" (rows of input) or "gradient" (on one rank). The
+    field `operation` may also be "mean" (over ranks) or "optimizer" (update of weights). The value
     "round" of `operation` means a round of the reduction schedule. The value "bucket" of
-    `operation` means packing or unpacking of a gradient bucket, and "collection" means collection
-    of the trained weights.
+    `operation` means packing or unpacking of a gradient bucket. The value "collection" of
+    `operation` means collection of the trained weights.
     """
 
     step: int
@@ -165,7 +165,7 @@ def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
     """Return each kind of memory and the peak process memory in bytes, as maxima over ranks.
 
     Gradients have the same dtype as weights. With a mixed-precision policy, weights stay float32
-    and are cast when they are used, so only activations have another dtype.
+    and are cast when used. Only activations therefore have another dtype than the weights.
     """
     # The maximum memory over all ranks decides whether a job fits a machine.
     bytes_by_rank = [result.memory.trained() | {"peak": result.peak} for result in results]
@@ -188,10 +188,10 @@ def summarise(
 
     The slowest rank determines the duration of a training step. With asynchronous workers, each
     step of each worker is a separate measurement. The first training step is reported separately,
-    because the model is traced in it. If a run has more than 20 steps, the 10 steps after the first
-    are warm-up steps and are not timed. The median, p10 and p90 of the step time are computed from
-    the remaining steps. Steps that measure compression statistics are excluded, unless all steps
-    measure them.
+    because the model is traced in it. In a run of more than 20 steps, the 10 steps after the first
+    are warm-up. The warm-up steps are not timed. The median, p10 and p90 of the step time are
+    computed from the remaining steps. Steps that measure compression statistics are excluded,
+    unless all steps measure them.
 
     Args:
         experiment: Experiment that was run.
@@ -204,8 +204,8 @@ def summarise(
     import psutil
 
     steps = _Steps.of(rows, experiment.seed)
-    # Bytes per step exclude the first training step, in which ranks also send one-time data, such
-    # as initial weights.
+    # The bytes per step exclude the first training step. In the first step, ranks also send
+    # one-time data, such as initial weights.
     later = [row for row in rows if row["step"] > 0] or rows
     # Step times have a minimum and a long tail, so percentiles describe them better than a standard
     # deviation.

@@ -17,9 +17,9 @@ MAX_DEPTH = 20
 def read_plain(text: str) -> JSON:
     """Return the value of a YAML text as plain data.
 
-    Numbers, booleans and null follow YAML 1.2: for example, 1e-3 is a number, but `on`, `1:30` and
-    dates are text. Anchors are rejected, because a few lines with anchors can expand to more data
-    than fits in memory, or describe a list that contains itself.
+    Numbers, booleans and null follow YAML 1.2. For example, 1e-3 is a number, but `on`, `1:30` and
+    dates are text. YAML anchors are rejected, because a few anchors can expand to very much data. A
+    list with an anchor could also contain itself.
 
     Raises:
         NotPlain: If the text is not YAML, or exceeds a limit of length or depth.
@@ -30,8 +30,8 @@ def read_plain(text: str) -> JSON:
         value: JSON = yaml.load(text, Loader=_Plain)
     except yaml.YAMLError as error:
         raise NotPlain(f"is not YAML: {' '.join(str(error).split())}") from error
-    # PyYAML raises ValueError or TypeError for a number of 5000 digits or for a list as a key, for
-    # example.
+    # PyYAML raises ValueError or TypeError for some invalid texts. Examples are a number of 5000
+    # digits and a list as a key.
     except (ValueError, TypeError) as error:
         raise NotPlain(f"is not plain YAML: {error}") from error
     return value

@@ -1,7 +1,7 @@
 """Checks of the types of record fields, and the former names of fields in old records.
 
-Every record is checked once, when its file is read, so that other code can rely on the types of its
-fields.
+Every record is checked once, when its file is read. Other code can therefore rely on the types of
+the record's fields.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
     """Return a description of the first invalid field of a record, or None if all fields are valid.
 
     Only the fields that labkit reads are checked. A field that is missing or null is valid.
-    Pydantic is not used for the check of fields, because importing Pydantic takes longer than the
-    command `labkit ls`.
+    Pydantic is not used to check the fields of records. The import of Pydantic takes longer than
+    the command `labkit ls`.
 
     Args:
         file: Name of the file that contains the record, such as "status.json".
@@ -92,8 +92,8 @@ def integer(value: JSON) -> bool:
 
 def count(value: JSON) -> bool:
     """An integer from 1 to a million."""
-    # The metrics of several seeds contain medians of counts, which are floats: the median of 2 and
-    # 2 is 2.0.
+    # The metrics of several seeds contain medians of counts. The median is a float: the median of 2
+    # and 2 is 2.0.
     return number(value) and 0 < value <= MAX_COUNT and value % 1 == 0
 
 

@@ -133,8 +133,8 @@ def _number(value: float | None) -> float:
 def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
     """Return the compute seconds (F, B, W) of an average rank for one micro-batch.
 
-    F is the time of the forward pass, B of the backward pass, and W of separate weight gradients.
-    If a rank has several stages, their times are added.
+    F is the time of the forward pass, and B of the backward pass. W is the time of separate weight
+    gradients. If a rank has several stages, their times are added.
     """
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks
@@ -165,8 +165,8 @@ def _speedup(run: Run, baseline: Run | None) -> dict[str, float]:
     names = ("speedup", "speedup_low", "speedup_high")
     if baseline is None or equivalence_failed(run):
         return dict.fromkeys(names, MISSING)
-    # The run and the baseline may have different batch sizes, so the baseline's time is scaled to
-    # the run's batch size.
+    # The run and the baseline may have different batch sizes. The baseline's time is therefore
+    # scaled to the run's batch size.
     rows = run.experiment["batch_size"] / baseline.experiment["batch_size"]
     work = rows * baseline.metrics["step_ms"]["median"]
     step = run.metrics["step_ms"]

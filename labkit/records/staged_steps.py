@@ -60,8 +60,8 @@ def stage_events(run: Run) -> pandas.DataFrame:
             f"{run.name} has no timeline of stages (state: {run.status['state']}); give a "
             "completed run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients"
         )
-    # In timelines of pipeline stages, the column `bucket` contains the micro-batch number, because
-    # all timelines have the same columns.
+    # In timelines of pipeline stages, the column `bucket` contains the micro-batch number. All
+    # timelines have the same columns.
     events = timeline[is_stage_event].rename(columns={"bucket": "number"})
     events = events.assign(
         action=parts[0][is_stage_event], stage=parts[1][is_stage_event].astype(int)
@@ -80,7 +80,7 @@ def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
     Args:
         run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`; only its first replica
             is used.
-        step: Number of the training step; by default, the step with the median duration among all
+        step: Number of the training step. The default is the step of median duration among all
             steps after the first ten.
 
     Raises:
@@ -90,8 +90,8 @@ def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
     simulations = measured_steps(run, None if step is None else [step])
     if not simulations:
         raise InvalidInput(f"{run.name} has no complete step {'' if step is None else step}")
-    # The step with the median duration is returned instead of a mean step, so that all returned
-    # times were really measured.
+    # The function returns the step with the median duration, not a mean step. All returned times
+    # were therefore really measured.
     return sorted(simulations, key=lambda step_simulation: step_simulation.seconds)[
         len(simulations) // 2
     ]
@@ -172,7 +172,7 @@ def predicted_rows(run: Run) -> list[Record]:
     simulation, events, strategy = predicted_pipeline(run), stage_events(run), strategy_of(run)
     starts = events[events["action"] != "update"].groupby("step")["start"].min()
     starts = starts.loc[steady_steps(starts.index)[:1]] if strategy.unlocked else starts
-    # Send events are omitted, because a send does not block the sender, and receive events show
+    # Send events are omitted, because a send does not block the sender. Receive events already show
     # when messages arrive.
     ranks = (simulation.table.rank * strategy.tensor_parallel_size).tolist()
     times = zip(
@@ -228,8 +228,8 @@ def _as_simulation(
         times.setdefault((action, int(stage), int(number)), []).append((start, stop))
     chosen, start, stop = [], [], []
     for index, (_, stage, action, number, _) in enumerate(table.rows()):
-        # A stage receives a micro-batch's activation before its gradient, so measured times are
-        # assigned in the order of events.
+        # A stage receives the activation of a micro-batch before its gradient. Measured times are
+        # therefore assigned in the order of events.
         remaining = times.get((action, stage, number))
         if remaining:
             event_start, event_stop = remaining.pop(0)

@@ -28,17 +28,17 @@ class StepCosts:
     """Costs of a training step, over all seeds and all steps except the first 10.
 
     Attributes:
-        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting,
-            averaged over ranks, as the median over steps. The value `compute` is the step time
-            minus `codec`, `wire` and `wait`, but at least 0.
-        work: Seconds of `compute` plus `codec` on the rank where this sum is largest, as the median
-            over steps.
+        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting. Each
+            time is an average over ranks and a median over steps. The value `compute` is the step
+            time minus `codec`, `wire` and `wait`, but at least 0.
+        work: Seconds of `compute` plus `codec` on the rank with the largest sum. The value is the
+            median over steps.
         payload: Bytes per step that each rank passes to the gradient exchange, averaged over ranks
             and steps.
         sent: Total bytes that all ranks send per step, averaged over steps.
         busiest: Bytes per step from the rank that sends the most, averaged over steps.
-        messages, busiest_messages: Messages per step of all ranks, and of the rank that sends the
-            most, averaged over steps.
+        messages, busiest_messages: Messages per step of all ranks, and of the busiest rank. The
+            numbers of messages are averages over steps.
     """
 
     compute: float
@@ -54,7 +54,7 @@ class StepCosts:
 
 
 def step_costs(run: Run) -> StepCosts | None:
-    """Return the costs of a run's steps after the first 10, or None if the run has no history."""
+    """Return the costs of a run's steps after the first 10, or None without a history."""
     history = run.history
     if history.empty:
         return None
@@ -115,7 +115,7 @@ class MethodCost:
     nbytes: float
 
     def seconds(self, bandwidth: float, latency: float = LATENCY) -> float:
-        """Return the time of a training step in s, for a bandwidth in bytes/s and a latency in s.
+        """Return the step time in s for a bandwidth in bytes/s and a latency in s.
 
         The model assumes that computation and communication do not overlap.
         """
@@ -147,11 +147,12 @@ def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
 def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, float]) -> list[Win]:
     r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
 
-    The step time of a training method is a straight line as a function of 1/B, where B is the
-    bandwidth. The slope of the step time over 1/B is the number n of bytes, and the constant term
-    is the fixed time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a
-    shorter fixed time f' becomes faster than a method with n and f. Two methods with bytes n and
-    n', and fixed times f and f', are equally fast at \(B = (n' - n) / (f - f')\).
+    A training method's step time is a straight line as a function of 1/B. The symbol B denotes the
+    bandwidth. The slope of the step time over 1/B is the number n of bytes. The constant term is
+    the fixed time \(f = w + a\alpha\). At low bandwidth, the method that sends fewer bytes is
+    faster. At high bandwidth, the method with the shorter fixed time is faster. Let two methods
+    send n and n' bytes with fixed times f and f'. The two methods are equally fast at the bandwidth
+    \(B = (n' - n) / (f - f')\).
     """
     first, high = over
 
@@ -168,8 +169,8 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
             for index, other in enumerate(methods)
             if fixed(other) < fixed(best)
         ]
-        # If several methods are equally fast at one bandwidth, the method with the shortest fixed
-        # time is the fastest above it.
+        # Several methods may be equally fast at one bandwidth. At higher bandwidths, the method
+        # with the shortest fixed time is the fastest of them.
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
@@ -225,8 +226,8 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
     # If the sent bytes differ from the allreduce algorithm's formula, the payload's size changes
-    # along its route. For a payload that changes its size, the cost model uses the counted messages
-    # and bytes of the busiest rank.
+    # along its route. For a payload of changing size, the cost model uses counts of the busiest
+    # rank. The counts are the busiest rank's messages and bytes.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
@@ -244,7 +245,7 @@ KINDS = ("intra", "inter")
 
 
 class StepTime(NamedTuple):
-    """The median step time in ms in one repeat, for a batch size and a pair of thread counts."""
+    """The median step time in ms of one repeat, with its batch size and thread counts."""
 
     batch: int
     intra: int
@@ -283,12 +284,13 @@ def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
     r"""Return the lowest thread count that slows steps down, by batch size and kind of thread.
 
     The function varies one thread count, and keeps the other at the value of the fastest step. Let
-    \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
-    with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) such that
-    \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats. The column
-    `less_from` has no value if there is no such \(k\), or if there is only one repeat. The columns
-    `ratio`, `ratio_low` and `ratio_high` contain the median, minimum and maximum of
-    \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`.
+    \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\). Let \(k^*\) be the thread count
+    with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) from which
+    on steps are slower. For all measured \(j \geq k\) and all repeats, \(t_r(j)/t_r(k^*)\) exceeds
+    1. The column `less_from` has no value if the highest thread count does not slow down every
+    repeat. With only one repeat, the column `less_from` has no value either. The column `ratio` is
+    the median of \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`. The columns
+    `ratio_low` and `ratio_high` are the minimum and maximum of \(t_r(j)/t_r(k^*)\).
     """
     import pandas as pd
 
@@ -306,15 +308,15 @@ def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str
     )
     best: tuple[int, int] = steps.median().idxmin()
     for index, kind in enumerate(KINDS):
-        # A candidate is a pair of thread counts that may differ from the fastest pair only in the
-        # count of `kind`.
+        # A candidate is a pair of thread counts, one per kind of thread. A candidate may differ
+        # from the fastest pair only in the count of `kind`.
         candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
         row |= {"threads": kind, "best": best[index], "other": best[1 - index]}
         row |= {"best_ms": float(steps[best].median()), "most": candidates[-1][index]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
-        # The search goes down from the highest thread count, until in some repeat a count is not
-        # slower than the best.
+        # The search starts at the highest thread count and goes down. The search stops at a count
+        # that is not slower than the best in some repeat.
         for pair in candidates[: candidates.index(best) : -1] if len(steps) > 1 else []:
             ratio = steps[pair] / steps[best]
             if ratio.min() <= 1:

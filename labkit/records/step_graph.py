@@ -20,8 +20,8 @@ class Operation:
         op: Type of the operation, such as `MatMul`.
         device: Device that executed the operation, in short form such as `CPU:1`.
         bytes: Bytes of all outputs; NaN if the shape of an output is known only during execution.
-        seconds: Median duration over the traced steps; 0 for operations without events in
-            TensorFlow's profiler, such as constants and arguments.
+        seconds: Median duration over the traced steps. The value is 0 for operations without
+            profiler events, such as constants.
         start, stop: Seconds since the start of the displayed step; NaN if the profiler recorded no
             event.
     """
@@ -127,8 +127,8 @@ class PlacementMeasurements:
         kernels: Rows of TensorFlow's kernel registry, each with op, device and types.
         rules: Test results of TensorFlow's placer, each with the requested and the resulting
             device.
-        scoped: Executed graph of a training step in which each tower (parallel branch of the model)
-            has its own device scope.
+        scoped: Executed graph of a training step with a device scope per tower. A tower is a
+            parallel branch of the model.
         log: Device of each graph node in `scoped`, from TensorFlow's placement log.
         tasks: Graph of a training step without device scopes, with the seconds and output bytes of
             each operation.
@@ -281,8 +281,8 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\), when
     the last dependency ends. An operation without dependencies is ready when the first operation of
     the step starts. A ready operation waits in the queue until it starts. A copy between devices
-    counts as part of its source operation, because TensorFlow's profiler does not show when sends
-    and receives run.
+    counts as part of its source operation. TensorFlow's profiler does not show when sends and
+    receives run.
 
     Args:
         graph: Step graph from `labkit.worker.executed_step`, which must not contain loops.

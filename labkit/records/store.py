@@ -234,8 +234,8 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     Args: See `new_job_directory`.
 
     Raises:
-        UnsafeFile: If the job's folder contains a symbolic link, or an entry that is neither a file
-            nor a folder.
+        UnsafeFile: If the job's folder contains anything but files and folders, such as a symbolic
+            link.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {path.parent for path in folder.glob("*/params.yaml")}
@@ -320,9 +320,9 @@ def finish(
     Args:
         directory: Directory of the run.
         metrics: Fields of the record in metrics.json.
-        history: The history, given as columns (a DataFrame, or a mapping from names to values) or
-            as a list of rows (mappings). The history must have all columns in HISTORY_COLUMNS, and
-            may have more.
+        history: The history as columns or as a list of rows. Columns are a DataFrame or a mapping
+            from names to values. Each row is a mapping. The history must have all columns in
+            HISTORY_COLUMNS, and may have more.
         model: Bytes of the trained model's .keras file; None if no model is written.
         stopped: Why the run ended early; None if it completed.
         pruned: Whether a search ended the run, because other trials were better.
@@ -356,8 +356,8 @@ def write_table(path: Path, rows: Rows) -> Path:
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
     """Return a Parquet table, or warn and return an empty table if the file is damaged.
 
-    The table must have each column in `columns` with the pandas type that `columns` specifies; all
-    other columns must contain numbers.
+    The table must have each column in `columns` with the specified pandas type. All other columns
+    of the table must contain numbers.
     """
     import pyarrow as pa
 
@@ -531,8 +531,9 @@ def this_process() -> Record:
 def is_alive(status: Record) -> bool:
     """Return whether a recorded process still runs, and its pid does not belong to a newer process.
 
-    A process in another task of a Slurm job array always counts as alive, because only Slurm knows
-    the task's state. Within the same task, the function checks whether the recorded process runs.
+    A process in another task of a Slurm job array always counts as alive. Only Slurm knows the
+    state of another task of the array. Within the same task, the function checks whether the
+    recorded process runs.
     """
     import psutil
 
@@ -546,9 +547,9 @@ def is_alive(status: Record) -> bool:
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         started = process.create_time()
-        # The system computes the start of a process from a rounded boot time, so a difference of 2
-        # s is tolerated. If a user changes the system clock, the boot time changes, but the seconds
-        # from boot to process start do not.
+        # The system computes the start of a process from a rounded boot time. The check therefore
+        # tolerates a difference of 2 s between two start times. If a user changes the system clock,
+        # the boot time changes. The seconds from boot to process start do not change.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < START_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE

@@ -2,9 +2,9 @@
 
 Each line of a message file is one message, which consists of a kind and a record. A message of kind
 `doing` contains the current activity of the ranks. A message of kind `plan` contains the steps per
-epoch. A message of kind `step` contains a row of the history, and one of kind `epoch` the metrics
-after an epoch. A message of kind `fault` contains the costs of rank failures, after which spare
-ranks replaced the failed ranks.
+epoch. A message of kind `step` contains a row of the history. A message of kind `epoch` contains
+the metrics after an epoch. A message of kind `fault` contains the costs of rank failures. Spare
+ranks replace the failed ranks.
 """
 
 from __future__ import annotations

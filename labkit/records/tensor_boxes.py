@@ -132,8 +132,8 @@ class RankFile:
         for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                # NumPy reads a tensor of a type that NumPy lacks, such as bfloat16, as raw bytes
-                # (dtype kind V).
+                # NumPy lacks some tensor types, such as bfloat16. NumPy reads a bfloat16 tensor as
+                # raw bytes (dtype kind V).
                 if values.dtype.kind == "V":
                     values = values.view(np.dtype(kind))
             yield TensorBox(name, values, whole, corner, is_local)

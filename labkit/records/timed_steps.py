@@ -25,8 +25,8 @@ Interval = tuple[float, float]
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
     """Return all step numbers except the first 10, or except the first half in a short run."""
-    # In a run with fewer than 20 steps, the first half counts as warm-up, so that some steps
-    # remain.
+    # In a run with fewer than 20 steps, the first half is warm-up. The second half remains for the
+    # measurement.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]
 
@@ -60,8 +60,8 @@ def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # A group of steps with an evaluation between two steps is among the longest groups, so it is
-    # never the median.
+    # A group of steps with an evaluation between two steps takes long. A group with an evaluation
+    # therefore never has the median duration.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
 
@@ -69,7 +69,7 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
     """Return all ranks' activities in `steps`, with times since the start of the first step.
 
     The returned table has the same columns as a timeline. The returned table also has rows of kind
-    "compute", which cover the time of a step except for packing and waiting.
+    "compute". The "compute" rows cover the time of a step except for packing and waiting.
 
     Raises:
         InvalidInput: If the timeline contains none of the steps in `steps`.
@@ -88,8 +88,8 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
     # Timeline events are selected by time, because ranks may still exchange a gradient bucket of
     # the previous step.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
-    # Communication events are not selected by step number, because the communication thread may
-    # record the number of the previous or next step.
+    # Communication events are not selected by step number. The communication thread may record the
+    # number of the previous or next step.
     events = events[(events["kind"] == "communicate") | events["step"].isin(steps)]
     events = events.assign(start=events["start"] - begin, stop=events["stop"] - begin)
     computed = [
@@ -162,8 +162,8 @@ def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
     counts = is_applied(rows)
     done = counts.astype(int).groupby(rows["seed"]).cumsum()
-    # A rank that applies no gradients is another stage of a replica, so it does not count as a
-    # worker.
+    # A rank that applies no gradients is another stage of a replica. A rank without gradient
+    # updates does not count as a worker.
     workers = rows.loc[counts, "rank"].nunique()
     return rows.assign(step=(done - 1).clip(lower=0) // max(1, workers))
 
@@ -191,8 +191,8 @@ class Overlap:
     """The exchange of all gradient buckets in one step, with the combined times of all ranks.
 
     All ranks of one host use the same clock. A bucket is ready when the last rank has packed it.
-    The exchange of a bucket starts when the last rank joins it, so waiting for slower ranks does
-    not count as communication.
+    The exchange of a bucket starts when the last rank joins the exchange. The time of waiting for
+    slower ranks does not count as communication.
     """
 
     step: int
@@ -240,8 +240,8 @@ class Overlap:
     def _finish(self, order: Iterable[int]) -> list[float]:
         finish, free = [0.0] * len(self.ready), float("-inf")
         for bucket in order:
-            # The exchange of a bucket starts as soon as the bucket is ready and no other exchange
-            # is running.
+            # The exchange of a bucket starts once the bucket is ready. Only one bucket exchange
+            # runs at a time.
             free = max(self.ready[bucket], free) + self.seconds[bucket]
             finish[bucket] = free
         return finish
@@ -295,9 +295,9 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
     """Return all complete gradient exchanges of a timeline, from the oldest to the newest.
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
-    events. Step numbers cannot be used, because events of the communication thread are numbered by
-    the step in which they end. An event of the communication thread may begin in one step and end
-    in the next step.
+    events. Step numbers cannot identify the events of one exchange. The communication thread
+    records the step in which an event ends. An event of the communication thread may begin in one
+    step and end in the next step.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
@@ -352,8 +352,8 @@ class FedStep(NamedTuple):
         way: Name of the input pipeline, one of `WAYS`.
         repeat, step: Number of the repeat, and number of the step within the repeat.
         start, got, stop: Times at which the step requested its batch, received it, and ended.
-        made_start, made_stop: Times at which the preparation of the batch began and ended; NaN for
-            a batch that was prepared before the repeat began.
+        made_start, made_stop: Times at which the preparation of the batch began and ended. The
+            times are NaN if the batch was prepared before the repeat.
     """
 
     way: str
@@ -409,12 +409,12 @@ class InputTrace:
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
     r"""Return step time, idle time and overhead over synthetic input, for each input pipeline.
 
-    For each repeat \(r\), \(t_r\) is the median step time, and \(s_r\) is the median step time with
-    synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as the median over
-    the repeats r. The columns `overhead_low` and `overhead_high` are the minimum and the maximum of
-    \(t_r/s_r-1\) over the repeats. A column in ms contains the median over repeats of the medians
-    over steps. The column `idle_share` is the fraction of the step time for which the step waits
-    for input.
+    For each repeat \(r\), \(t_r\) is the median step time. The symbol \(s_r\) denotes the median
+    step time with synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as
+    the median over the repeats r. The columns `overhead_low` and `overhead_high` are the minimum
+    and the maximum of \(t_r/s_r-1\) over the repeats. A column in ms contains the median over
+    repeats of the medians over steps. The column `idle_share` is the fraction of the step time for
+    which the step waits for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
     real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*

@@ -22,15 +22,16 @@ class Judgement:
     Attributes:
         candidate, baseline: Test accuracies between 0 and 1, one per seed.
         kind: "loss" if Welch's interval of the difference is entirely below 0. The kind is "no
-            loss" if the interval of the candidate's mean is within or above the range of the
-            baseline's accuracies. Otherwise "none".
+            loss" if the bound `mean_low` is at least the baseline's lowest accuracy. Otherwise
+            "none".
         difference: Mean accuracy of the candidate minus mean accuracy of the baseline, \(\bar c -
             \bar b\).
-        low, high: Welch's 95 % interval of the difference, \(\bar c - \bar b \pm t_\nu
-            \sqrt{s_c^2/n_c + s_b^2/n_b}\). The symbol s denotes a standard deviation, and n denotes
-            a number of seeds. With fewer than two seeds, `low` and `high` are NaN.
-        mean_low, mean_high: 95 % interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
-            s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\) seeds.
+        low, high: Bounds of Welch's 95 % interval of the difference. The bounds are \(\bar c - \bar
+            b \pm t_\nu \sqrt{s_c^2/n_c + s_b^2/n_b}\). The symbol s denotes a standard deviation,
+            and n denotes a number of seeds. With fewer than two seeds, `low` and `high` are NaN.
+        mean_low, mean_high: Bounds of the 95 % interval of the candidate's mean. The bounds are
+            \(\bar c \pm t_{n_c-1} s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\)
+            seeds.
 
     Source: B. L. Welch: The generalization of "Student's" problem when several different population
     variances are involved, Biometrika 34, 1947.
@@ -86,8 +87,8 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
     nan = math.nan
     if not candidate_values or not baseline_values:
         return Judgement(candidate_values, baseline_values, "none", nan, nan, nan, nan, nan)
-    # `statistics.mean` is exact, so the difference of equal accuracies is exactly 0, regardless of
-    # their order and their number.
+    # The function `statistics.mean` is exact for any order and number of accuracies. The difference
+    # of equal accuracies is therefore exactly 0.
     difference = mean(candidate_values) - mean(baseline_values)
     # A single seed has no variance, so that no verdict is possible.
     if min(len(candidate_values), len(baseline_values)) < 2:

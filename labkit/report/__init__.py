@@ -187,8 +187,8 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
         run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
     )
     # The report draws compression statistics only for the first four runs that have them. A figure
-    # of compression statistics has five panels, and a browser cannot open a page with fifty such
-    # figures.
+    # of compression statistics has five panels. A browser cannot open a page with fifty figures of
+    # five panels.
     whole_figures += [
         ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
     ]

@@ -105,8 +105,8 @@ def data_html(value: JSON, **attributes: str) -> str:
 def _plot(record: Mapping[str, JSON]) -> str:
     layout = record["layout"]
     height = layout.get("height") if isinstance(layout, dict) else None
-    # The page reserves the height of a figure before drawing it, so that the text below does not
-    # move.
+    # The page reserves the height of a figure before drawing the figure. The text below the figure
+    # therefore does not move.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
     # A browser without JavaScript shows a still picture of the figure. With JavaScript, the page's
     # script replaces the still picture by the interactive figure.
@@ -156,8 +156,8 @@ def _scrub(value: JSON) -> JSON:
         return _scrub(value.item())
     if isinstance(value, list | tuple):
         return [_scrub(item) for item in value]
-    # NaN and infinity are replaced by null, because JSON has neither, and a browser would reject
-    # the whole figure.
+    # NaN and infinity are replaced by null, because JSON has neither. A browser would reject a
+    # figure with NaN or infinity.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return scrub(value) if isinstance(value, str) else value

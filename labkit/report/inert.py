@@ -74,7 +74,7 @@ def _address(bundle: Any) -> str:
 
 
 # `_TAGS` contains the HTML elements that remain after sanitizing: text, tables and foldable
-# sections. Attributes outside `_ATTRIBUTES` are removed; ids are forbidden, because the report
+# sections. HTML attributes outside `_ATTRIBUTES` are removed. Ids are forbidden, because the report
 # page's script finds its own elements by id.
 _TAGS = {
     *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
@@ -208,7 +208,7 @@ def _read(path: Path, links: bool) -> NotebookNode:
     import nbformat
 
     try:
-        # By default, links are not followed, because a link in an untrusted job folder may lead to
+        # By default, symbolic links are not followed. A link in an untrusted job folder may lead to
         # a private file.
         content = notebook_bytes(path) if links else read_file(path, MAX_NOTEBOOK_BYTES)
         # The call of `read_plain_json` rejects JSON that is nested too deeply or is too large.

@@ -24,8 +24,8 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     """Return the notebooks that a report shows, each with True if outputs are shown, too.
 
     If a single notebook job produced all runs, the report shows its notebook with outputs. If
-    several jobs produced the runs, each notebook appears once, without outputs, because the report
-    itself compares the results of all jobs.
+    several jobs produced the runs, each notebook appears once, without outputs. The report itself
+    compares the results of all jobs.
     """
     job_folders = jobs(runs)
     whole = len(job_folders) == 1 and all(
@@ -49,8 +49,8 @@ def jobs_without_runs(folders: Sequence[Path]) -> list[Path]:
 def commands(runs: Sequence[Run]) -> list[str]:
     """Return the command lines that reproduce runs from their notebooks or experiments.
 
-    A run outside of a notebook job has its own command line, unless its experiment contains a
-    function or arrays.
+    A run outside of a notebook job has its own command line. There is no command line if the
+    experiment contains a function or arrays.
     """
     from labkit.experiment import Experiment
 

@@ -35,7 +35,8 @@ from labkit.report.svg_axes import (
 )
 
 MAX_BARS = 100
-# The constant MAX_CELLS is the maximum number of cells of a heat map, and of bars of a trace.
+# MAX_CELLS is the maximum number of cells of a heat map. MAX_CELLS is also the maximum number of
+# bars of a trace.
 MAX_CELLS = 10_000
 GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
@@ -267,9 +268,9 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
                     - x_pixel
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
-            # The position of a Plotly annotation with the `yanchor` "top" is the position of its
-            # first line of text. The position of a Plotly annotation with another `yanchor` is the
-            # position of its last line of text.
+            # For a Plotly annotation with `yanchor` "top", the position means the first text line.
+            # The position of a Plotly annotation with another `yanchor` is the position of its last
+            # line of text.
             lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
                 shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)

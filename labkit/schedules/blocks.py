@@ -21,29 +21,30 @@ Matrix = NDArray[np.float64]
 class BlockRounds:
     r"""Select the blocks of each round so that no two of them depend on each other.
 
-    Let \(\delta_j\) be the most recent change of block j, and \(a_j\) the number of rounds since
+    Let \(\delta_j\) be the most recent change of block j. Let \(a_j\) be the number of rounds since
     block j was last selected. Priority selection draws block j with probability \(p_j\):
 
     \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr).\]
 
     Blocks that were never selected come first. A block that depends on a selected block waits for a
-    later round, and the next block in the order takes its place.
+    later round. The next block in the order takes the waiting block's place.
 
     Args:
         count: Total number of blocks.
         parallel: Maximum number of blocks in a round.
         select: Rule of selection: "priority", "round_robin" (longest wait first), or "random"
             (uniform).
-        depends: Boolean matrix of shape (count, count), with True for blocks that must not change
-            in the same round; None means no dependence.
+        depends: Boolean matrix of shape (count, count); None means no dependence. The value True
+            marks two blocks that must not change in the same round.
         floor: The constant η, which gives blocks with little change a chance of selection.
         seed: Random seed; equal seeds give equal selections.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Difference from the
     paper: η is multiplied by the largest change, because all changes shrink to zero at the optimum.
-    Without the waiting time \(a_j\) as a factor, a block that once did not move would never be
-    drawn again. If a block must wait, the next independent block takes its place.
+    Priority selection uses the waiting time \(a_j\) as a factor. Without \(a_j\), a block that once
+    did not move would never be drawn again. If a block must wait, the next independent block takes
+    its place.
     """
 
     def __init__(
@@ -117,18 +118,18 @@ def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
 
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
-    Entry (a, b) of the result is the larger of \(c_{ab}\) and \(c_{ba}\), where \(H_{ab}\) is a
-    block of the Hessian H. If each block is one weight of a linear model with squared errors, entry
-    (a, b) is the correlation of two data columns. Scheduled lasso also uses the correlation of data
-    columns.
+    Entry (a, b) of the result is the larger of \(c_{ab}\) and \(c_{ba}\). The matrix \(H_{ab}\) is
+    a block of the Hessian H. Let each block be one weight of a linear model with squared errors.
+    Entry (a, b) of the result is then the correlation of two data columns. Scheduled lasso also
+    uses the correlation of data columns.
 
     Args:
-        products: Matrix of shape (blocks, weights); row a is the Hessian times a vector that is ±1
-            on block a and 0 elsewhere.
+        products: Matrix of shape (blocks, weights); row a is the Hessian times one vector. The
+            vector for row a is ±1 on block a and 0 elsewhere.
         ends: Offsets of the block boundaries in the flat weights; the list has blocks + 1 numbers.
 
-    Returns: Matrix of shape (blocks, blocks), with 0 on the diagonal and for pairs in which a block
-        has no curvature.
+    Returns: Matrix of shape (blocks, blocks), with 0 on the diagonal. The coupling with a block
+        without curvature is also 0.
     """
     norms = np.sqrt(np.add.reduceat(products**2, ends[:-1], axis=1))
     roots = np.sqrt(np.diag(norms))

@@ -56,7 +56,7 @@ class LinkParameters(Protocol):
 
 @dataclass(frozen=True)
 class AlphaBetaCost:
-    """The time a·α + b·nβ + c·nγ for n bytes: latency α (s); transfer β and addition γ (s/byte)."""
+    """The time in s for n bytes: a·α (latency) + b·nβ (transfer) + c·nγ (addition)."""
 
     alpha: float = 0.0
     beta: float = 0.0
@@ -73,8 +73,8 @@ class AlphaBetaCost:
         """Return the buffer size in bytes at which `self` and `other` cost the same, or None."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # No positive buffer size has equal costs: the cost lines are parallel, or cross at a size
-        # that is not positive.
+        # No positive buffer size has equal costs. The cost lines are parallel, or cross at a size
+        # of 0 or less.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -113,7 +113,7 @@ def chunked_counts(size: int) -> Counts:
 
 
 def chunked_cost(size: int) -> AlphaBetaCost:
-    """Return the cost 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ of messages sent one by one."""
+    """Return the cost 2(p - 1)α + (p - 1)/p n(2β + γ) of messages sent one by one."""
     steps = size - 1
     return AlphaBetaCost(2 * steps, 2 * steps / size, steps / size)
 
@@ -171,24 +171,25 @@ class Collective(DrawnFunction, Generic[Call]):
 
     Args:
         schedule: Function from the number of ranks to the rounds.
-        ends: Function of (size, chunks) that returns a table of this shape, with the final content
-            of each chunk on each rank. An entry of the table is `SUM`, `ANY`, or the rank r ≥ 0
-            whose initial chunk is the final content.
-        counts: Function from the number p of ranks to the textbook numbers of messages and chunks
-            that each rank sends.
+        ends: Function that returns the final content of each chunk on each rank. The function takes
+            (size, chunks), and its table has the shape (size, chunks). An entry of the table is
+            `SUM`, `ANY`, or a rank r ≥ 0. Rank r means that the final content is rank r's initial
+            chunk.
+        counts: Function from the number p of ranks to textbook counts. The counts are the messages
+            and chunks that each rank sends.
         cost: Function from the number p of ranks to the time according to the textbook.
-        critical_paths: Function from the number p of ranks to the costs of all possible critical
-            paths on one switch. The slowest path determines the time. Default: the textbook cost as
-            the only path.
+        critical_paths: Function from the number p of ranks to costs. The costs belong to all
+            possible critical paths on one switch. The slowest path determines the time. Default:
+            the textbook cost as the only path.
         layout: Name of the schedule's argument that describes the network: "hosts", "links" or
             None.
-        gathers: Rounds of the final allgather, in which each rank distributes its part of the sum;
-            None if the schedule does not end with an allgather.
+        gathers: Rounds of the final allgather, or None without a final allgather. In the allgather,
+            each rank distributes its part of the sum.
         between: Rounds of messages between hosts, in schedules that begin and end with steps inside
             each host. The buffer is divided into as many parts as the smallest host has ranks.
-            Before the rounds in `between`, the i-th rank of each host adds up part i of the buffers
-            of all ranks on its host. After the rounds in `between`, each rank copies its part of
-            the sum to the other ranks on its host, for example through shared memory.
+            Before the rounds in `between`, the ranks of each host add up their buffers. The i-th
+            rank of a host adds up part i of the buffers. After the rounds in `between`, each rank
+            copies its part of the sum. The copies go to the other ranks on the same host.
         switches: Number of participating network switches, whose numbers follow the numbers of the
             ranks.
     """

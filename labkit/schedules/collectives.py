@@ -92,8 +92,8 @@ def round_robin(size: int) -> Iterator[Round]:
         3     0 ► 0      1 ► 1      2 ► 2
 
     Each rank sends 2(p - 1) messages of n/p bytes, as in the ring. Unlike in the ring, no message
-    of a round waits for another. A rank's link carries the messages in the order of the steps, so
-    each receiver gets one message per step.
+    of a round waits for another. A rank's link carries the messages in the order of the steps. Each
+    receiver therefore gets one message per step.
 
     Args:
         size: Number of ranks, at least 1.
@@ -109,7 +109,7 @@ def round_robin(size: int) -> Iterator[Round]:
 
 @collective(root_holds(np.arange), lambda p: rooted_counts(p, 0, p))
 def gather(size: int, root: int = 0) -> Iterator[Round]:
-    """The root receives chunk i from every rank i, in one round of p - 1 messages of n/p bytes.
+    """The root receives chunk i of n/p bytes from every other rank i, in one round.
 
         1 ── chunk 1 ──┐
         2 ── chunk 2 ──┼──► 0
@@ -131,7 +131,7 @@ def _root_counts(size: int) -> Counts:
 
 @collective(owners_hold(0), _root_counts)
 def scatter(size: int, root: int = 0) -> Iterator[Round]:
-    """Every rank i receives chunk i of the root, in one round of p - 1 messages of n/p bytes.
+    """The root sends chunk i of n/p bytes to every other rank i, in one round.
 
              ┌── chunk 1 ──► 1
         0 ───┼── chunk 2 ──► 2
@@ -204,7 +204,7 @@ def ring(size: int) -> Iterator[Round]:
 
 
 def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
-    """Yield rounds k = 0, 1, …; in round k, rank r sends chunk r + first - k to rank r + 1."""
+    """Yield rounds k = 0, 1, … in which rank r sends chunk r + first - k to rank r + 1."""
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
@@ -238,7 +238,7 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
 
 def _to_children(size: int) -> Counts:
-    """Count the children r + 2ᵏ < p of each rank r, where 2ᵏ is below the lowest set bit of r."""
+    """Count the children r + 2ᵏ < p of each rank r in a binomial broadcast tree."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
     # In the broadcast tree, the highest ranks have fewer children than they would have in a full
@@ -277,10 +277,12 @@ def _cost(size: int) -> AlphaBetaCost:
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the critical paths; a path has ⌊lg p⌋ hops in the reduction and in the broadcast.
 
-    If p is not a power of two, the root's link carries ⌈lg p⌉ messages in each direction, one more
-    than the number of hops. In the broadcast, the additional message on the root's link adds nβ to
-    the time ⌊lg p⌋(2α + 2nβ + nγ). In the reduction, the additional message on the root's link adds
-    nβ to the time, or nγ if nγ is longer.
+    If the number p of ranks is not 2ᵐ, the root's link carries ⌈lg p⌉ messages each way. The number
+    of messages on the root's link is one more than the number of hops. In the broadcast, the
+    additional message on the root's link adds the transfer time nβ. Without the additional message,
+    the time is ⌊lg p⌋(2α + 2nβ + nγ). In the reduction, the additional message on the root's link
+    adds transfer or addition time. The longer of the transfer time nβ and the addition time nγ
+    counts.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)
@@ -291,7 +293,7 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 @collective(all_ranks_hold(SUM), _counts, _cost, _critical_paths)
 def tree(size: int) -> Iterator[Round]:
-    """Reduce to rank 0, then broadcast from rank 0: 2⌈lg p⌉ rounds, 2(p - 1) messages of n bytes.
+    """Reduce to rank 0, then broadcast: 2⌈lg p⌉ rounds, 2(p - 1) messages of n bytes.
 
         0 ◄ 1   2 ◄ 3          reduce
         0 ◄──── 2
@@ -352,7 +354,7 @@ def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
 
 
 def folded_cost(size: int, cost: AlphaBetaCost) -> AlphaBetaCost:
-    """Return the cost of a schedule for 2ᵐ ranks, plus the cost of folding if `size` is not 2ᵐ."""
+    """Return a schedule's cost, plus the cost of folding if `size` is not a power of two."""
     return cost + AlphaBetaCost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost
 
 
@@ -362,7 +364,7 @@ def _butterfly_counts(size: int) -> Counts:
 
 
 def _butterfly_cost(size: int) -> AlphaBetaCost:
-    """Return the cost lg p (α + nβ + nγ) on p ranks, plus the cost of folding (`folded`)."""
+    """Return the butterfly's cost lg p (α + nβ + nγ), plus the cost of folding (`folded`)."""
     rounds = floor_lg(size)
     return folded_cost(size, AlphaBetaCost(rounds, rounds, rounds))
 
@@ -370,10 +372,10 @@ def _butterfly_cost(size: int) -> AlphaBetaCost:
 def _butterfly_critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the candidate critical paths; ranks without a folded partner start to send earlier.
 
-    For p = 2ᶠ + e ranks with F = ⌊lg p⌋, one of two paths is the longest. On the first path, the
-    last rank without a folded partner ends after F + 1 hops. On the second path, a folded rank gets
-    the result after 2 + ⌈lg e⌉ hops. On the link of the folded rank's neighbour, F - ⌈lg e⌉ other
-    messages precede the message with the result.
+    Let p = 2ᶠ + e be the number of ranks, with F = ⌊lg p⌋. One of two paths is the longest critical
+    path. On the first path, the last rank without a folded partner ends after F + 1 hops. On the
+    second path, a folded rank gets the result after 2 + ⌈lg e⌉ hops. A folded rank gets the result
+    from its neighbour. Before the result, the neighbour's link carries F - ⌈lg e⌉ other messages.
     """
     rounds = floor_lg(size)
     extra = size - (1 << rounds)
@@ -389,7 +391,7 @@ def _butterfly_critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 @collective(all_ranks_hold(SUM), _butterfly_counts, _butterfly_cost, _butterfly_critical_paths)
 def butterfly(size: int) -> Iterator[Round]:
-    """After round k every rank holds a sum over 2ᵏ ranks; there are lg p rounds of n bytes.
+    """After round k of lg p rounds, every rank has the sum of 2ᵏ ranks' buffers.
 
         0   1   2   3   4   5   6   7
         0 ↔ 1   2 ↔ 3   4 ↔ 5   6 ↔ 7        distance 1
@@ -421,7 +423,7 @@ def _rabenseifner_counts(size: int) -> Counts:
 
 
 def _rabenseifner_cost(size: int) -> AlphaBetaCost:
-    """Return 2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ for p ranks, plus the cost of folding."""
+    """Return 2 lg p α + (p - 1)/p n(2β + γ) for p ranks, plus the cost of folding."""
     volume = chunked_cost(1 << floor_lg(size))
     return folded_cost(size, AlphaBetaCost(2 * floor_lg(size), volume.beta, volume.gamma))
 
@@ -430,14 +432,14 @@ def _rabenseifner_cost(size: int) -> AlphaBetaCost:
 def rabenseifner(size: int) -> Iterator[Round]:
     """Partners halve the buffer until each rank has the sum of one chunk, then exchange the sums.
 
-        Messages of rank 0 for p = 4; at the right, the state of its chunks after each round
+        Messages of rank 0 of 4 ranks, and the state of its chunks after each round
         halving    0 ↔ 2  sends 23, keeps 01      2 ranks
                    0 ↔ 1  sends 1, keeps 0        4 ranks
         doubling   0 ↔ 1  sends 0, gets 1         01 whole
                    0 ↔ 2  sends 01, gets 23       0123 whole
 
-    The schedule has 2 lg p rounds (like a tree) and sends 2(p - 1)/p · n bytes per rank (like a
-    ring). Each exchanged half of the buffer is one message of many chunks.
+    Like a tree, the schedule has 2 lg p rounds for p ranks. Like in a ring, each rank sends 2(p -
+    1)/p · n bytes. Each exchanged half of the buffer is one message of many chunks.
 
     Args:
         size: Number of ranks, at least 1; ranks beyond the largest power of two are folded

@@ -22,7 +22,7 @@ Kind: TypeAlias = Literal["input", "places", "units", "loss"]
 
 @dataclass(frozen=True)
 class GridLayer:
-    """The output shape of a layer and the part of its input that each output reads, for one sample.
+    """The output shape of a layer, and the part of its input that each output reads.
 
         kind    a machine owns        an output reads
         input   everything            nothing
@@ -30,9 +30,9 @@ class GridLayer:
         units   some channels         everything
         loss    all, on machine 0     everything, on machine 0
 
-    Machine (i, j) of an r × c grid has number i c + j and owns tile (i, j) of every layer of kind
-    "places". Layers of kind "units" are divided into r · c parts, one for each machine of an r × c
-    grid. The sizes of two parts of a layer differ by at most one.
+    Machine (i, j) of an r × c grid has the number i c + j. Machine (i, j) owns tile (i, j) of every
+    layer of kind "places". Layers of kind "units" are divided into r · c parts. Each machine of an
+    r × c grid has one part. The sizes of two parts of a layer differ by at most one.
 
     Args:
         name: Name of the layer in error messages.
@@ -58,11 +58,11 @@ def window(
     strides: tuple[int, int],
     trains: bool = True,
 ) -> GridLayer:
-    r"""Return an unpadded layer; output row i reads rows \([i s, i s + k)\) (stride s, kernel k).
+    r"""Return an unpadded layer whose output row i reads input rows from i · stride on.
 
     Raises:
-        InvalidInput: If the kernel is larger than the input, or if a stride is larger than the
-            kernel and so skips values.
+        InvalidInput: If the kernel is larger than the input. A stride larger than the kernel is
+            also an error, because the layer skips values.
     """
     if any(k > size for k, size in zip(kernel, before[:2], strict=True)):
         raise InvalidInput(
@@ -104,7 +104,7 @@ def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
-        # A machine without outputs of a layer reads no inputs; only machine 0 has the output of the
+        # A machine without outputs of a layer reads no inputs. Only machine 0 has the output of the
         # loss.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
@@ -130,7 +130,7 @@ def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True
         layers: Layers of the neural network.
         workers: Total number of workers; workers / (machines of the grid) is the number of model
             replicas.
-        divide: Whether the number of machines must divide `workers`; if False, a grid may have any
+        divide: Whether the number of machines must divide `workers`. If False, a grid may have any
             number of machines up to `workers`.
     """
     machines = [n for n in range(1, workers + 1) if not divide or workers % n == 0]
@@ -198,8 +198,9 @@ class Crossing:
     """Table of messages; in each message, `source` sends a box of values to `destination`.
 
     In the forward pass, all messages for a layer are sent before this layer computes. In the
-    backward pass, each destination returns the gradients of the values that it read, and the source
-    adds them. The destinations send gradients back only if an earlier layer has weights to train.
+    backward pass, each destination returns the gradients of the values that it read. The source
+    adds the gradients from all destinations. The destinations send gradients back only if an
+    earlier layer has weights to train.
 
     Args:
         layer: Index of the layer that reads the values.
@@ -244,7 +245,7 @@ class Crossing:
 def crossing(layers: Sequence[GridLayer], grid: Grid) -> Crossing:
     """Return the messages between machines, sorted by layer, source and destination.
 
-        One row of six values, kernel 3, two machines: outputs 0 1 read 0…3, outputs 2 3 read 2…5
+        Six values, kernel 3, two machines: outputs 0 1 read 0…3, outputs 2 3 read 2…5
 
         machine 0   0 1 2 ─┐   ┌─ holds 0 1 2, reads 0 1 2 3
         machine 1   3 4 5 ─┴───┴─ holds 3 4 5, reads 2 3 4 5       0 sends 2, 1 sends 3

@@ -34,7 +34,7 @@ Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 
 def _counts(size: int, hosts: Hosts | None = None) -> Counts:
-    """Return the counts for p ranks on h hosts: 2(p - h) + 2h(h - 1) messages, 2(p - 1) n bytes."""
+    """Return the counts of 2(p - h) + 2h(h - 1) messages for p ranks on h hosts."""
     groups = host_groups(size, hosts)
     chunks = len(groups)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -74,8 +74,8 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: Either one list of ranks per host, whose first rank is the leader, or the number of
-            ranks per host. Default: two hosts.
+        hosts: Either one list of ranks per host, or the number of ranks per host. The first rank of
+            a list is the host's leader. Default: two hosts.
 
     Raises:
         InvalidInput: If the hosts do not contain every rank exactly once.
@@ -84,7 +84,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """
     groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
-    # Only one leader per host takes part in the ring; other ranks do not use the links between
+    # Only one leader per host takes part in the ring. Other ranks do not use the links between
     # hosts.
     leaders = np.array([group[0] for group in groups])
     for step in ring(len(groups)):
@@ -184,7 +184,7 @@ def _levels(
 
 @_levels(ring, lambda size: (_cost(ring, size),))
 def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Sum each part on one rank per host, run a ring per part between hosts, then share the sums.
+    """Sum each part on one rank per host, then over hosts in rings, then share the sums.
 
         host A   0 ◄──► 1      rank 0 adds part 0 of both ranks, rank 1 adds part 1; host B likewise
                  ▲      ▲
@@ -192,13 +192,13 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
                  ▼      ▼
         host B   2 ◄──► 3      each rank sends its part to the others
 
-    The number P of parts is the number of ranks of the smallest host; in a larger host, the surplus
+    The number P of parts is the number of ranks of the smallest host. In a larger host, the surplus
     ranks own no part. On real hosts, the rounds inside a host use shared memory.
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
-            `hierarchical`.
+        hosts: Ranks of each host, or number of ranks per host. Invalid hosts raise the same error
+            as in `hierarchical`.
 
     Source: Cho, Finkler, Serrano, Kung and Hunter 2019, *BlueConnect: decomposing all-reduce for
     deep learning on heterogeneous network hierarchy*. Difference from the paper: inside a host, one
@@ -218,8 +218,8 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
-            `hierarchical`.
+        hosts: Ranks of each host, or number of ranks per host. Invalid hosts raise the same error
+            as in `hierarchical`.
 
     Source: as `two_level`, with a butterfly instead of the ring.
     """
@@ -281,10 +281,10 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
         2 ──┘             └──► 2      and two hops for any number of ranks
 
     With hosts there are two levels: one switch per host and a root switch. If the buffer has
-    several chunks, ranks send later chunks while they receive the sums of earlier chunks. If the
-    links of all levels are equal, the transfer of all chunks takes (chunks + 2 · levels - 1) ·
-    nβ/chunks. Switches add at link speed, so the addition time γ is not counted. No rank acts as a
-    switch, so labkit simulates and draws the schedule, but does not execute it.
+    several chunks, ranks send later chunks while they receive the sums of earlier chunks. Let all
+    links be equal, with the transfer time β per byte. The transfer of n bytes then takes (chunks +
+    2 · levels - 1) · nβ/chunks. Switches add at link speed, so the addition time γ is not counted.
+    No rank acts as a switch, so labkit simulates and draws the schedule, but does not execute it.
 
     Args:
         size: Number of ranks, at least 1.

@@ -168,9 +168,10 @@ class Holdings:
 
     Args:
         rounds: The rounds of the schedule.
-        held: Array of counts, shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] is how
-            often the value of rank j is in chunk c of rank r after k rounds. If the schedule uses
-            network switches, their numbers follow the numbers of the ranks.
+        held: Array of counts, shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] describes
+            chunk c of rank r after k rounds. The entry is how often the chunk contains the value of
+            rank j. If the schedule uses network switches, their numbers follow the numbers of the
+            ranks.
     """
 
     rounds: list[Round]
@@ -224,7 +225,7 @@ def follow(schedule: Schedule, size: int) -> Holdings:
 
 
 def chunk_name(chunk: int) -> str:
-    """Return the letter of a chunk: a, b, c, …; after z, a letter and a number: a1., b1., …"""
+    """Return the name of a chunk: a, b, …, z, then a1., b1., …"""
     turn, letter = divmod(chunk, 26)
     return chr(ord("a") + letter) + (f"{turn}." if turn else "")
 
@@ -274,7 +275,7 @@ def _range(run: list[int]) -> str:
 
 
 def message_size(step: Round, chunks: int) -> str:
-    """Return the message sizes of a round for a buffer of n bytes, such as `n/4` or `n/4 to n`."""
+    """Return a round's message sizes, such as `n/4 to n`, for a buffer of n bytes."""
     shares = sorted({Fraction(span, chunks) for span in step.span.tolist()})
     return " to ".join(dict.fromkeys(_part(share) for share in (shares[0], shares[-1])))
 

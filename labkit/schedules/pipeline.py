@@ -28,7 +28,7 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                         ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    With p stages and m micro-batches, the bubble is (p - 1)/(m + p - 1) of the time.
+    With p stages and m micro-batches, the bubble's share is (p - 1)/(m + p - 1).
 
     Args:
         stages: Number p of stages, one per rank.
@@ -59,10 +59,10 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
                              ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                              ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. All pairs of
-    layer and time step on a diagonal are independent, so the ranks compute them at the same time.
-    The wavefront schedule has the same table as `gpipe`. Backpropagation through time runs from the
-    last step to the first, which excludes orders such as 1F1B.
+    Layer l at step t needs layer l - 1 at step t. Layer l also needs its own state at step t - 1.
+    All pairs of layer and time step on a diagonal are independent. The ranks compute the pairs of a
+    diagonal at the same time. The wavefront schedule has the same table as `gpipe`. Backpropagation
+    through time runs from the last step to the first, which excludes orders such as 1F1B.
 
     Args:
         layers: Number p of stages, one per rank (each may contain several layers).
@@ -142,9 +142,10 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
     Batch b runs forward and backward through stage s with the same version of the weights. The
-    weights of batch b at stage s contain max(0, b - (p - 1 - s)) updates (`stage_memory.versions`).
-    The last stage uses the newest weights; the first stage uses weights that are p - 1 updates old.
-    No rank waits between the filling and the draining of the pipeline, so the steady state has no
+    number of updates in the weights depends on batch b and stage s. With p stages, the number of
+    updates is max(0, b - (p - 1 - s)) (`stage_memory.versions`). The last stage uses the newest
+    weights. The first of p stages uses weights that are p - 1 updates old. No rank waits between
+    the filling and the draining of the pipeline. The steady state of the pipeline therefore has no
     bubble.
 
     Args:
@@ -162,8 +163,7 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
 
 
 def _bubble(table: ScheduleTable, forward: float, backward: float, weight: float) -> float:
-    # If there are fewer micro-batches than ranks, each rank also waits before each of its model
-    # chunks except the first.
+    # With fewer micro-batches than ranks, each rank also waits between its model chunks.
     gaps = (table.chunks - 1) * max(0, table.ranks - table.microbatches)
     seconds = filling(table, forward, backward, weight) + gaps * (forward + backward + weight)
     return seconds / table.chunks
@@ -178,14 +178,14 @@ def _most_in_flight(table: ScheduleTable, rank: Integers) -> Integers:
 
 @pipeline("interleaved", _bubble, _most_in_flight, chunked=True)
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable:
-    """1F1B over p · v stages; rank r has the v stages r, r + p, …, which are its chunks a, b, …
+    """1F1B with v stages per rank: rank r has the stages r, r + p, … as chunks a, b, …
 
         p = 2, m = 2, v = 2    F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a
                                ·   F0a F1a F0b B0b F1b B1b B0a B1a
 
     Micro-batches move in max(1, floor(m/p)) groups of equal size. A group passes through all chunks
-    before the next group starts. A stage has 1/v of a rank's layers, so a tick takes 1/v of the
-    time of a tick in `one_forward_one_backward`. The bubble is (p - 1)/(v m) of the compute time, v
+    before the next group starts. A stage has 1/v of a rank's layers. A tick takes 1/v of the time
+    of a tick in `one_forward_one_backward`. The bubble is (p - 1)/(v m) of the compute time, v
     times smaller than without chunks. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p -
     m))/(v m). The schedule sends v times as many messages. If groups have p micro-batches, rank 0
     needs (p - 1)/(p v) more memory.
@@ -300,9 +300,10 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
-    With at least 2p - 1 micro-batches, the bubble between a rank's first and last table row is (p -
-    1)(F + B - 2W). Ranks start and end at different times. The next batch starts without a gap only
-    if each rank updates its weights without waiting for other ranks.
+    The bubble is the idle time between a rank's first and last table row. With at least 2p - 1
+    micro-batches, the bubble is (p - 1)(F + B - 2W). Ranks start and end at different times. Each
+    rank must update its weights without waiting for other ranks. Otherwise a gap precedes the next
+    batch.
 
     Args, raises and source: as `zero_bubble`.
     Difference from the paper: the paper undoes an optimizer step if a later check of the gradients
@@ -399,9 +400,10 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
                                ·  F0 ·  F1 B0 F2 B1 F3 B2
                                ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
-    In iteration t, module k of K (from 0) runs backward with batch t - (K - 1 - k). A micro-batch
-    number in the table is the number of an iteration. A message that would arrive after the last
-    iteration is omitted. Some modules therefore run no backward pass for the last batches.
+    In iteration t, module k of K runs backward with batch t - (K - 1 - k). The module number k
+    starts at 0. A micro-batch number in the table is the number of an iteration. A message that
+    would arrive after the last iteration is omitted. Some modules therefore run no backward pass
+    for the last batches.
 
     Args:
         modules: Number K of modules, one per rank.

@@ -18,8 +18,7 @@ def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
     explicit_partition([2, 1, 3], 6) = [0, 2, 3, 6]
 
     Raises:
-        InvalidInput: If a stage has no block, or if the numbers of blocks do not add up to
-            `available`.
+        InvalidInput: If a stage has no block. The numbers of blocks must add up to `available`.
     """
     if min(blocks, default=0) < 1 or sum(blocks) != available:
         raise InvalidInput(
@@ -43,10 +42,10 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
         costs 4 1 1 4 · 2 stages  ->  [0, 2, 4]: 5 and 5
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8
 
-    Each stage has at least one block. Among partitions with the same maximum cost, the function
-    chooses the one with the smallest sum of squared costs. A small sum of squared costs also
-    balances the costs of the cheaper stages. If the sums of squared costs are also equal, the
-    function chooses the first partition in lexicographic order.
+    Each stage has at least one block. Several partitions may have the same maximum cost. The
+    function then chooses the partition with the smallest sum of squared costs. A small sum of
+    squared costs also balances the costs of the cheaper stages. If the sums of squared costs are
+    also equal, the function chooses the first partition in lexicographic order.
 
     Args:
         costs: Cost of each block, in seconds or parameters.
@@ -64,8 +63,8 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    # The entry best[k][b] is the smallest (maximum stage cost, sum of squares, edges) for the first
-    # b blocks in k stages.
+    # An entry of `best` is a triple: maximum stage cost, sum of squared costs, edges. The entry
+    # best[k][b] is the smallest triple for the first b blocks in k stages.
     best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, list[int]]] = {}
@@ -86,9 +85,9 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
 def in_flight(table: ScheduleTable) -> Integers:
     """Return the maximum number of activations that each rank stores at a time, shape (ranks,).
 
-    One activation belongs to one micro-batch in one stage. A stage stores an activation from the
-    forward pass until it has computed the input gradient and the weight gradient. Each chunk
-    (stage) of a rank has 1/chunks of the rank's layers.
+    One activation belongs to one micro-batch in one stage. A stage stores an activation from its
+    forward pass on. The stage frees the activation after the input gradient and the weight
+    gradient. Each chunk (stage) of a rank has 1/chunks of the rank's layers.
     """
     change = (table.action == "forward").astype(np.int64) - _backward_ends(table)
     maximum = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
@@ -150,8 +149,7 @@ class Tick(NamedTuple):
 
 def ticks(table: ScheduleTable) -> list[Tick]:
     """Return the ticks of a schedule in order."""
-    # In a schedule table, rows of computations have the peer -1, and rows of messages have a stage
-    # as peer.
+    # In a schedule table, computations have the peer -1. Messages have a stage as peer.
     rows = [row for row in table.rows() if row[4] < 0]
     stored: list[set[int]] = [set() for _ in range(table.stages)]
     result = []

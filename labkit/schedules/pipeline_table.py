@@ -36,8 +36,8 @@ class ScheduleTable:
     """Rows (tick, stage, action, micro-batch); each row comes after the rows that it depends on.
 
     Stages are numbered from the first to the last layers of the model. Rank r has the stages r, r +
-    ranks, r + 2 ranks, …; with `chunks` = 1 each rank has one stage. Every interpreter of a
-    schedule table follows these rules:
+    ranks, r + 2 ranks, and so on. With `chunks` = 1, each rank has one stage. Every interpreter of
+    a schedule table follows these rules:
 
     - A rank executes its rows in their order in the table. In one tick, a rank receives, performs
       one computation, and sends.
@@ -51,9 +51,10 @@ class ScheduleTable:
     the input gradient.
     - Weights change once, after all rows of the table. If `asynchronous`, each stage updates its
       weights after each micro-batch. A backward pass uses the same weights as its forward pass.
-    - If `recurrent`, micro-batches are time steps. In a recurrent schedule, a forward pass also
-      needs the forward pass of the previous time step on the same stage. In a recurrent schedule, a
-      backward pass also needs the backward pass of the next time step on the same stage.
+    - If `recurrent`, micro-batches are time steps. In a recurrent schedule, a forward pass depends
+      on an earlier time step. The forward pass needs the previous time step's forward pass on the
+      same stage. In a recurrent schedule, a backward pass depends on a later time step. The
+      backward pass needs the next time step's backward pass on the same stage.
 
     Args:
         name: Name of the schedule in figures.
@@ -61,7 +62,7 @@ class ScheduleTable:
         tick, stage, action, microbatch: Columns of the table, of equal length.
         peer: Column with the stage at the other end of a message; -1 for computations.
         asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
-            micro-batch; `recurrent` is whether micro-batches are time steps.
+            micro-batch. `recurrent` is whether micro-batches are time steps.
         schedule: The `PipelineSchedule` that computed the table, or None.
     """
 
@@ -124,7 +125,8 @@ class ScheduleTable:
         The idle time is counted between the first and the last row of the rank. For all schedules
         except ZB-H2, counting over the whole run gives the same longest idle time. For an
         asynchronous schedule, the result is the idle time while the pipeline fills and drains. The
-        result is None if the schedule's formula does not apply to the table or to the given times.
+        result is None if the schedule's formula does not apply. The formula may exclude some tables
+        and some times.
 
         Args:
             forward, backward_input, backward_weight: Times F, B, W in s that a rank needs for one
@@ -135,15 +137,15 @@ class ScheduleTable:
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
         al. 2024, arXiv 2401.10241. Difference from the paper: Qi et al. state no upper bounds for
-        W. If W exceeds its bound (F for `zero_bubble`, min(F, B) for `zero_bubble_h2`), weight
-        gradients take longer than the idle gaps.
+        W. The weight-gradient time W has a bound: F for `zero_bubble`, min(F, B) for
+        `zero_bubble_h2`. If W exceeds its bound, weight gradients take longer than the idle gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 
     def bubble_share(
         self, forward: float, backward_input: float, backward_weight: float
     ) -> float | None:
-        """Return the bubble divided by the total time; for `gpipe` it is (p - 1)/(m + p - 1).
+        """Return the bubble's share of the total time: (p - 1)/(m + p - 1) for `gpipe`.
 
         The arguments and the errors are those of `bubble`; the result is None if `bubble` returns
         None.
@@ -223,10 +225,10 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
         most: Function (table, rank numbers) -> upper bound on the number of stored activations
             (`ScheduleTable.most_in_flight`).
         asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
-            micro-batch; `recurrent` is whether micro-batches are time steps.
+            micro-batch. `recurrent` is whether micro-batches are time steps.
         chunked: Whether ranks may have several stages.
-        scheduling: "micro-batches" if a batch is divided into micro-batches that follow each other;
-            "sequential" if it is not divided.
+        scheduling: "micro-batches" if a batch is divided into micro-batches, and otherwise
+            "sequential".
     """
 
     drawing: Callable[Call, ScheduleTable]
@@ -255,8 +257,8 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
     def synchronization(self) -> str:
         """ "synchronous" if a training step uses all earlier updates, else "stale synchronous".
 
-        "stale synchronous" means that the weights of a training step lack at most as many updates
-        as the pipeline has stages.
+        With "stale synchronous", the weights of a training step lack some updates. The number of
+        lacking updates is at most the number of pipeline stages.
         """
         return "stale synchronous" if self.asynchronous else "synchronous"
 
@@ -283,7 +285,7 @@ def pipeline(
 def filling(
     table: ScheduleTable, forward: float, backward_input: float, backward_weight: float
 ) -> float:
-    """Return (p - 1)(F + B + W): the time in s to fill and drain a pipeline of p ranks."""
+    """Return the time (p - 1)(F + B + W) in s to fill and drain a pipeline of p ranks."""
     return (table.ranks - 1) * (forward + backward_input + backward_weight)
 
 
@@ -350,8 +352,8 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
         if not runnable:
             break
         for rank, work in runnable:
-            # Ranks can use a result only in the next tick, so `done` is updated after the search
-            # for runnable work.
+            # Ranks can use a result only in the next tick. The mapping `done` is therefore updated
+            # after the search for runnable work.
             done[work] = tick
             positions[rank] += 1
     stuck = [

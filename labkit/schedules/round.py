@@ -26,9 +26,10 @@ class Round:
     - Every message carries the values that its source held before the round.
     - If `reduce` is false, the value in the message replaces the receiver's value. If `reduce` is
       false, no other message of the round may change the same chunk of the receiver.
-    - If `reduce` is true, the receiver adds all contributions to a chunk **in rank order, its own
-      value included**: v = ((v₀ + v₁) + v₂) + … . The result of floating-point addition depends on
-      the order. The fixed order gives the same bits on all ranks that add the same contributions.
+    - If `reduce` is true, the receiver adds all contributions to a chunk **in rank order**. The
+      receiver's own value is one of the contributions: v = ((v₀ + v₁) + v₂) + … . The result of
+      floating-point addition depends on the order. The fixed order gives the same bits on all ranks
+      that add the same contributions.
 
     Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). Each
     source submits its messages to its link in the order of the rows.
@@ -102,8 +103,9 @@ class Round:
         """Return the same messages between other ranks; divide each chunk into `parts` chunks.
 
         Args:
-            ranks: The new ranks: rank 0 becomes ranks[0], and so on. If the array has the shape
-                (copies, ranks), each of its rows defines the ranks of one copy of the messages.
+            ranks: The new ranks: rank 0 becomes ranks[0], and so on. The array of ranks may also
+                have the shape (copies, ranks). Each row of the array then defines the ranks of one
+                copy of the messages.
             parts: Number of new chunks for each chunk.
             first: New number of chunk 0, either one number for all copies or one number per copy.
         """
@@ -172,8 +174,8 @@ def boundaries(length: int, chunks: int) -> Integers:
 def circle(size: int) -> tuple[Integers, Integers]:
     """Return all ordered pairs (source, destination), step by step.
 
-    In step k = 1 … size - 1, rank r sends to rank r + k. Each rank receives from one rank per step,
-    so a full-duplex link carries one message at a time in each direction.
+    In step k = 1 … size - 1, rank r sends to rank r + k. Each rank receives from one rank per step.
+    A full-duplex link therefore carries one message at a time in each direction.
     """
     ranks = np.arange(size, dtype=np.int64)
     step = np.arange(1, size, dtype=np.int64)[:, None]

@@ -31,19 +31,19 @@ Tree: TypeAlias = tuple[tuple[Edge, ...], ...]
 # The cost formulas assume equal links, for which the packed trees are p stars, one per rank.
 @collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
-    r"""Each tree carries a part of the buffer; the sum goes up to the tree's root, then down again.
+    r"""Each tree sums a part of the buffer up to its root, then sends the sum down.
 
         links 0 === 1        tree A 0 --- 1        tree B 0 --- 1        0 = 1 is twice as
                \   /                 \                       /          fast: both trees use
                  2                     2                   2            it, half a buffer each
 
-    If the links between all pairs are equal, the trees are p stars, and each carries 1/p of the
-    buffer.
+    If all links are equal, the trees are p stars for p ranks. Each star carries 1/p of the buffer.
 
     Args:
         size: Number of ranks, at least 1.
-        links: Mapping (source, destination) -> bandwidth, in any unit. A tree uses the link between
-            two ranks in both directions, so the bandwidth of the slower direction counts.
+        links: Mapping (source, destination) -> bandwidth, in any unit. links: Mapping (source,
+            destination) -> bandwidth, in any unit. A tree uses each of its links in both
+            directions. The bandwidth of the slower direction counts.
         pieces: Number of pieces into which each tree divides its part of the buffer. With several
             pieces, all levels of a tree work at the same time.
 
@@ -65,13 +65,13 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     start = 0
     for tree, weight in trees.items():
         for piece in range(pieces):
-            # Each piece starts one round after the previous piece, so the pieces form a pipeline
-            # through the levels of the tree.
+            # Each piece starts one round after the previous piece. The pieces therefore form a
+            # pipeline through the levels of the tree.
             streams.append(chain(repeat(None, piece), _up_and_down(tree, start, weight)))
             start += weight
     for step in run_concurrently(streams):
-        # Messages leave in the rotated order of the function `circle`, so trees with different
-        # roots do not share a link at one time.
+        # Messages leave in the rotated order of the function `circle`. Trees with different roots
+        # therefore never share a link at one time.
         yield step.take(np.argsort((step.destination - step.source) % size, kind="stable"))
 
 
@@ -101,15 +101,15 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         with np.errstate(divide="ignore"):
             edges = _minimum_tree((load + 1) / bandwidth)
         for first, second in edges:
-            # The sum goes up each tree and comes down again, so the sum loads both directions of a
-            # link.
+            # The sum goes up each tree and comes down again. The sum therefore loads both
+            # directions of a link.
             load[[first, second], [second, first]] += 1
         # A root in the centre of the tree keeps the tree shallow. If a tree has two centres, the
         # rank that is the root of fewer trees becomes the root.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
-    # A tree's weight is its number of chunks, so dividing all weights by their greatest common
+    # A tree's weight is its number of chunks. A division of all weights by their greatest common
     # divisor gives fewer, larger chunks.
     common = math.gcd(*weights.values())
     return {tree: weight // common for tree, weight in weights.items()}
@@ -142,8 +142,8 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
     """Return the edges of a minimum spanning tree, by Prim's algorithm.
 
-    Among edges of equal cost, Prim's algorithm prefers the rank that joined the tree first, which
-    keeps trees shallow.
+    Among edges of equal cost, Prim's algorithm prefers the rank that joined first. The preference
+    for early ranks keeps trees shallow.
     """
     cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
     isolated = np.arange(len(cost)) > 0

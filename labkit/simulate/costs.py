@@ -13,8 +13,8 @@ from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules import AlphaBetaCost, get_collective, tree
 
-# In the schedules of `EVEN`, for any number of ranks, no rank sends while another is still in an
-# earlier round.
+# In the schedules of `EVEN`, no rank sends before all ranks finish earlier rounds. The rule holds
+# for any number of ranks.
 EVEN = (
     *("all_to_all", "master_worker", "round_robin", "ring", "spanning_trees"),
     *("allgather_ring", "reduce_scatter_ring"),
@@ -35,17 +35,17 @@ def textbook(name: str, size: int) -> AlphaBetaCost:
 def modelled(name: str, size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the costs of critical paths on one switch; the slowest path sets the simulated time.
 
-    The time of the slowest path is exact for any number of ranks if each link serves one message at
-    a time. If messages share links, the time of the slowest path is exact as long as only one round
-    uses a link at a time. If the number of ranks is a power of two, the time of the slowest path is
-    always exact. If the number of ranks is not a power of two, messages of two rounds may share a
-    link, and no formula is known. For example, no formula is known for a tree of 3 ranks or a
-    butterfly of 6 ranks with shared links.
+    Let each link serve one message at a time. The time of the slowest path is then exact for any
+    number of ranks. With shared links, the slowest path's time is exact under one condition. Only
+    one round at a time may use a link. For 2ᵐ ranks, the time of the slowest path is always exact.
+    For numbers of ranks other than 2ᵐ, messages of two rounds may share a link. No formula for the
+    time is known if two rounds share a link. For example, no formula is known for a tree of 3 ranks
+    with shared links.
 
-    The costs of the critical paths differ from the textbook in two cases. First, if a rank submits
-    all messages of a round to its link at once, α counts once per round, not p - 1 times. Second,
-    if the number of ranks is not a power of two, the critical paths are different, as each schedule
-    documents.
+    The costs of the critical paths differ from the textbook in two cases. First, a rank may submit
+    all messages of a round to its link at once. The latency α then counts once per round, not p - 1
+    times. Second, the critical paths differ if the number of ranks is not a power of two. Each
+    schedule documents its own critical paths.
 
     Raises:
         InvalidInput: If the schedule has no formula.
@@ -64,15 +64,16 @@ def exact_form(
     r"""Return the simulated time in s from an exact formula, or None if there is no such formula.
 
     On one switch with equal links, the formula is `closed_form`. For the schedules in `EVEN`,
-    `closed_form` is exact for any number of ranks. For all other schedules, `closed_form` is exact
-    if the number of ranks is a power of two, or if links serve one message at a time.
+    `closed_form` is exact for any number of ranks. For other schedules, `closed_form` is exact if
+    the number of ranks is a power of two. The function `closed_form` is also exact if links serve
+    one message at a time.
 
     On h equal hosts with P ranks each, there are formulas for two schedules. The time of
-    "hierarchical" is the time of its tree inside a host plus the time of its ring between hosts.
-    With a buffer of n bytes, γ = 0 and shared links, "two_level" takes \(2 (α_i + (P - 1) n / P b)
-    + 2 (h - 1) (α + n / P h c)\). Here \(α_i\) and b are the latency and the bandwidth of a link
-    inside a host. An uplink of bandwidth B is shared by P rings, so that each ring gets the
-    bandwidth \(c = \min(b, B / P)\).
+    "hierarchical" is the time of its tree plus the time of its ring. The tree connects ranks inside
+    a host, and the ring connects hosts. The formula for "two_level" requires γ = 0 and shared
+    links. For n bytes, "two_level" takes \(2 (α_i + (P - 1) n / P b) + 2 (h - 1) (α + n / P h c)\).
+    Here \(α_i\) and b are the latency and the bandwidth of a link inside a host. An uplink of
+    bandwidth B is shared by P rings. Each ring gets the bandwidth \(c = \min(b, B / P)\).
     """
     slow = any(s.transfer != 1.0 for s in network.stragglers.values())
     if network.links is not None or network.jitter or slow:
@@ -154,17 +155,18 @@ class Fit:
 
 
 def calibrate(measurements: Sequence[Measurement]) -> Fit:
-    """Fit α, β, γ to costs a·α + b·nβ + c·nγ of n bytes by non-negative relative least squares.
+    """Fit α, β, γ to measured times by non-negative relative least squares.
 
-    The fit minimizes Σ (predicted / measured - 1)². If all measurements have the same ratio b : c
-    (one algorithm and one size), the fit cannot separate the times of sending and of addition. The
-    times of sending and of addition are also inseparable if the ratios b : c differ so little that
-    noise would make β zero. If the times of sending and of addition are inseparable, the fit sets γ
-    to 0, and β contains both times.
+    The fit minimizes Σ (predicted / measured - 1)². Measurements of one algorithm and one size have
+    the same ratio b : c. With one ratio b : c, the fit cannot separate sending time from addition
+    time. The ratios b : c may differ so little that noise would make β zero. The times of sending
+    and of addition are then inseparable, too. If the times of sending and of addition are
+    inseparable, γ is set to 0. With γ = 0, the parameter β contains the times of sending and of
+    addition.
 
     Raises:
-        InvalidInput: If there are fewer than two measurements, if a time is not above 0, or if a
-            measurement used a single rank.
+        InvalidInput: If there are fewer than two measurements. Each measured time must be above 0,
+            and each measurement needs two ranks or more.
     """
     if len(measurements) < 2 or any(
         measurement.seconds <= 0 or measurement.size < 2 for measurement in measurements
@@ -191,7 +193,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
 
 def _path_rows(measurement: Measurement) -> Seconds:
-    """Return rows (a, b·n, c·n)/t of all paths with measured time t; row @ (α, β, γ) is near 1."""
+    """Return the rows (a, b·n, c·n)/t of all paths, for n bytes and measured time t."""
     costs = modelled(measurement.algorithm, measurement.size)
     rows = [
         (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
@@ -205,11 +207,11 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 with rows @ x closest to 1, by least-squares fits to subsets of columns.
+    """Return the x ≥ 0 with rows @ x closest to 1, by least squares on column subsets.
 
     Only subsets of independent columns are tried. Among equally good subsets, the smaller and then
-    the earlier one is chosen. A subset with the column of γ also has the column of β, because every
-    byte that is added was also sent.
+    the earlier one is chosen. A subset with the column of γ also has the column of β. Every byte
+    that is added was also sent.
     """
     best, residual = np.zeros(3), np.inf
     subsets = [

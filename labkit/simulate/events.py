@@ -36,8 +36,8 @@ class Trace:
         start: Time at which the first byte leaves the source, in s.
         delivery: Time at which the last byte arrives, in s.
         link: For each interval of link use, the number of the link.
-        link_start, link_stop: Start and end in s of an interval in which the link carries one
-            message at a constant rate.
+        link_start, link_stop: Start and end of an interval of link use, in s. In the interval, the
+            link carries one message at a constant rate.
         link_share: Rate of the message in the interval, as a fraction of the link's bandwidth.
     """
 
@@ -127,7 +127,7 @@ class TrafficCounter:
 def begin(
     network: Network, size: int, switches: int, gamma: float, compute: ArrayLike
 ) -> tuple[Seconds, Seconds]:
-    """Return the time in s per added byte and the start time in s of each node; 0 for switches."""
+    """Return each node's time per added byte and start time, in s (0 for switches)."""
     slowness = np.array([network.compute_factor(rank, 0) for rank in range(size)])
     clock = np.broadcast_to(np.asarray(compute, np.float64) * slowness, size)
     none = np.zeros(switches)
@@ -137,10 +137,10 @@ def begin(
 class Lockstep:
     """A simulation of the ranks' clocks and their links, which advances round by round.
 
-    If links serve one message at a time, the result is exact, because messages of earlier rounds go
-    first. If messages share links, the result is exact if `run` returns True. `run` returns False
-    if messages of two rounds use one link at the same time. If a trace is recorded, the result is
-    exact only if each link carries one message at a time.
+    The result is exact if links serve one message at a time. On a link, messages of earlier rounds
+    go first. If messages share links, the result is exact if `run` returns True. `run` returns
+    False if messages of two rounds use one link at the same time. If a trace is recorded, links
+    must carry one message at a time. Otherwise the result with a trace is not exact.
 
     Attributes:
         clock: Current time of each node in s, shape (nodes,).
@@ -210,7 +210,8 @@ class Lockstep:
         self._times = 0
 
 
-# The low 32 bits of a flow number are the row of the message; the higher bits are its round.
+# The low 32 bits of a flow number are the row of the message. The higher bits of a flow number are
+# the message's round.
 ROW = 32
 
 
@@ -241,11 +242,12 @@ class _ActiveRound:
 class Events:
     """A simulation with two kinds of events: a rank begins its next round, or flows finish.
 
-    A flow is a message while it travels over the links of its route. A rank starts a round and
-    submits its messages once it has received and added all messages of the previous round. The link
-    of a rank carries its rounds one after another; the messages of one round share the link. A
-    round is read from the schedule when its first rank begins it, and is deleted after its last
-    rank has ended it.
+    A flow is a message while it travels over the links of its route. A rank starts a round after it
+    has received all messages of the previous round. The rank must also have added the received
+    values. At the start of a round, a rank submits its messages. The link of a rank carries its
+    rounds one after another. The messages of one round share the link. A round is read from the
+    schedule when its first rank begins the round. A round is deleted after its last rank has ended
+    the round.
 
     The attributes are those of `Lockstep`, but `segments` contains the rates of all flows over
     time.
@@ -266,8 +268,8 @@ class Events:
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
         # The array `_place` holds the number of each rank's current round.
         self._place: Integers = np.zeros(self.links.nodes, np.int64)
-        # For each rank, `_wake` holds the start of its round in s, or infinity after the round has
-        # started.
+        # For each rank, `_wake` holds the start of its round in s. After the round has started,
+        # `_wake` is infinity.
         self._wake = self.clock.copy()
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()

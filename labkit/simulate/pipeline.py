@@ -97,8 +97,8 @@ def simulate_pipeline(
             shape (stages,). Each time is multiplied by the compute factor of the rank that has the
             stage.
         network: Name of a network, or a `Network`. If None, messages take no time.
-        nbytes: Size in bytes of the activation of a micro-batch between two stages, as one value or
-            with shape (stages,). The gradient of the activation has the same size.
+        nbytes: Size in bytes of the activation of a micro-batch between two stages. The value is
+            one number or has shape (stages,). The gradient of the activation has the same size.
 
     Raises:
         InvalidInput: If a name or number is invalid.
@@ -144,8 +144,7 @@ class _Simulator:
         self.rows = table.rows()
         self.programs = [np.flatnonzero(table.rank == r).tolist() for r in range(table.ranks)]
         self.places = [0] * table.ranks
-        # The random slowdown of a rank depends on the number of computations that the rank has done
-        # so far.
+        # The random slowdown of a rank depends on its number of past computations.
         self.numbers = [0] * table.ranks
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}

@@ -96,17 +96,17 @@ def list_schedule(
 ) -> PlacementPlan:
     r"""Place and schedule the tasks one by one, the task with the longest path to the end first.
 
-    Among tasks whose predecessors are scheduled, the task with the greatest upward rank \(r_i = w_i
-    + \max_j (\bar c_{ij} + r_j)\) is next. Here \(w_i\) is the time of task i. \(\bar c_{ij}\) is
-    the mean time of a copy from task i to task j over all pairs of devices. The scheduler chooses
-    the device on which the task ends earliest. On the chosen device, the task takes the first
-    sufficiently long idle interval after its inputs arrive. A copy takes the first sufficiently
-    long idle interval of its link. All tasks of a group go to one device, which must have enough
-    free memory for the group.
+    The next task has the greatest upward rank \(r_i = w_i + \max_j (\bar c_{ij} + r_j)\). All
+    predecessors of the next task are already scheduled. In the upward rank, \(w_i\) is the time of
+    task i. The mean copy time from task i to task j is \(\bar c_{ij}\). The mean copy time is over
+    all pairs of devices. The scheduler chooses the device on which the task ends earliest. On the
+    chosen device, the task takes the first sufficiently long idle interval after its inputs arrive.
+    A copy takes the first sufficiently long idle interval of its link. All tasks of a group go to
+    one device, which must have enough free memory for the group.
 
     If copies are expensive, the plan may take longer than one device would take. The scheduler
-    places the first tasks where they end earliest, before the cost of copying their results is
-    known.
+    places the first tasks where they end earliest. At the time of placement, the cost of copies of
+    the results is unknown.
 
     Args:
         graph: The tasks.
@@ -117,17 +117,17 @@ def list_schedule(
             computed. Default: every group may use all devices.
 
     Raises:
-        InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
-            for a group. The greedy algorithm may raise `InvalidInput` even if a placement that fits
-            exists.
+        InvalidInput: If a task is bound to a missing or forbidden device. The error also occurs if
+            no device has room for a group. The greedy algorithm may raise `InvalidInput` even if a
+            placement that fits exists.
 
     Source: H. Topcuoglu, S. Hariri, M.-Y. Wu 2002, *Performance-effective and low-complexity task
     scheduling for heterogeneous computing* (HEFT). U. U. Hafeez, X. Sun, A. Gandhi, Z. Liu 2021,
-    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware), also
-    optimizes placement and order together, with copies that queue on links and limited memory.
-    Pesto solves an integer program over a simplified graph with merged operations. labkit's
-    heuristic places each operation separately, and does not guarantee how close it comes to the
-    optimum.
+    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware). Pesto also
+    optimizes placement and order together. Pesto's model has limited memory, and links on which
+    copies queue. Pesto solves an integer program over a simplified graph with merged operations.
+    labkit's heuristic places each operation separately. The heuristic does not guarantee how close
+    its plan is to the optimum.
     """
     scheduler = _Scheduler(graph, machine, dict(allowed or {}))
     share = (len(machine.devices) - 1) / len(machine.devices)

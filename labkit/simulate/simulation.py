@@ -33,8 +33,7 @@ class Simulation:
         messages, sent: Number and total bytes of the messages that each rank sends, shape (size,).
         links: Names of the links.
         carried: Total bytes on each link, shape (links,).
-        occupied: Time in s for which each link would be busy if it always ran at its full rate,
-            shape (links,).
+        occupied: Time in s that each link would be busy at full rate, shape (links,).
         trace: Record of all messages, if a trace was requested.
     """
 

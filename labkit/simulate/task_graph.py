@@ -17,10 +17,10 @@ class GraphTask:
     Attributes:
         name: Unique name.
         seconds: Compute time in s.
-        bytes: Memory in bytes that the task needs on its device, for its outputs and for the
-            variable that it reads.
-        group: Name of a set of tasks that must share a device, such as the readers and writers of a
-            variable. If `group` is empty, the task forms a group of its own.
+        bytes: Memory in bytes that the task needs on its device. The memory holds the task's
+            outputs and the variable that the task reads.
+        group: Name of a set of tasks that must share a device. For example, the readers and writers
+            of a variable form a group. If `group` is empty, the task forms a group of its own.
         device: Number of the device to which the task is bound. If None, the task may use any
             device.
         kind: Type of the operation, which figures show.
@@ -61,8 +61,9 @@ class Need:
 class DeviceGroup:
     r"""Equal devices; a link leads from each device to every other device.
 
-    A device computes one task at a time. A link carries one tensor at a time, in
-    \(\text{latency} + \text{bytes} / \text{bandwidth}\); each direction has its own link.
+    A device computes one task at a time. A link carries one tensor at a time. A tensor takes
+    \(\text{latency} + \text{bytes} / \text{bandwidth}\) on a link. Each direction between two
+    devices has its own link.
 
     Attributes:
         devices: Names of the devices.
@@ -104,8 +105,8 @@ class TaskGraph:
     """Tasks and their dependencies.
 
     Raises:
-        InvalidInput: If there are no tasks, or if the graph has a cycle, an unknown name, or a
-            negative number.
+        InvalidInput: If there are no tasks, or if the graph has a cycle. An unknown name or a
+            negative number also raises the error.
     """
 
     tasks: tuple[GraphTask, ...]
@@ -175,7 +176,8 @@ class TaskGraph:
     ) -> dict[str, float]:
         r"""Return the length of the longest path from each task to the end, in s.
 
-        The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
+        The longest path from task i has length \(r_i = w_i + \max_j (c_{ij} + r_j)\). Task i takes
+        the time \(w_i\). A copy from task i to task j takes the time \(c_{ij}\).
 
         Args:
             copy: Fraction of dependencies that are assumed to connect two devices. The copy times c

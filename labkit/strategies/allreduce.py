@@ -31,26 +31,28 @@ if TYPE_CHECKING:
 class AllReduce(Strategy):
     r"""Each rank trains a replica, and an allreduce averages the gradients in every step.
 
-    \(\bar g = \frac{1}{B} \sum_r b_r g_r\), where \(g_r\) is the mean gradient of the \(b_r\)
-    samples of rank r. The update equals that of one process on the global batch of
-    \(B = \sum_r b_r\) samples.
+    The mean gradient is \(\bar g = \frac{1}{B} \sum_r b_r g_r\). Rank r has \(b_r\) samples with
+    the mean gradient \(g_r\). The update equals that of one process on the global batch of \(B =
+    \sum_r b_r\) samples.
 
     Args:
-        algorithm: "auto", or the name of an allreduce algorithm. The names are those in
-            `labkit.schedules.ALLREDUCE`, "mpi" (the choice of the MPI library) and "shared_memory"
-            (for ranks of one host). "auto" measures the algorithms on the ranks before training, or
-            simulates them for an emulated network, and uses the fastest one.
+        algorithm: "auto", or the name of an allreduce algorithm. The names in
+            `labkit.schedules.ALLREDUCE` are allowed. "mpi" uses the algorithm that the MPI library
+            chooses. "shared_memory" is for ranks of one host. "auto" measures the algorithms before
+            training, and uses the fastest one. For an emulated network, "auto" simulates the
+            algorithms.
         schedule: When buckets of gradients are sent. "sequential": buckets are sent after
             backpropagation. "overlap": buckets are sent during backpropagation, unless ranks of one
             host compute on all cores of the host. "priority": the first layers are sent first,
             while the next training step begins. "staggered": ranks that share a link send one after
             another.
-        bucket_bytes: The size of a bucket of gradients, as a number of bytes or a text such as
-            "4MiB".
-        compressor: The compressor of the gradients: an object of a class in
-            `labkit.compression.COMPRESSORS`, its name, or None for uncompressed gradients. An
-            allreduce sums the output of linear compressors, and merges that of sparse compressors.
-            An allgather exchanges the output of compressors that are neither linear nor sparse.
+        bucket_bytes: The size of a bucket of gradients. The size is a number of bytes or a text
+            such as "4MiB".
+        compressor: The compressor of the gradients, or None for uncompressed gradients. A
+            compressor is a name in `labkit.compression.COMPRESSORS`, or an object of a named class.
+            An allreduce sums the output of linear compressors, and merges that of sparse
+            compressors. An allgather exchanges the output of compressors that are neither linear
+            nor sparse.
         compression_stats_every: The number of training steps between two compression statistics of
             each gradient. 0 disables the statistics.
 

@@ -28,9 +28,9 @@ from labkit.strategies.taxonomy import Cell
 class AsynchronousDiLoCo(Replicas):
     r"""Each worker takes H local steps from the server's weights, then sends its pseudo-gradient.
 
-    The server applies each pseudo-gradient \(\Delta_t\) as soon as it arrives. The server updates
-    its momentum only at every N-th pseudo-gradient, which reduces the effect of stale
-    pseudo-gradients (delayed Nesterov):
+    The server applies each pseudo-gradient \(\Delta_t\) as soon as it arrives. Delayed Nesterov
+    momentum reduces the effect of stale pseudo-gradients. The server updates its momentum only at
+    every N-th pseudo-gradient:
 
     \[v \leftarrow \beta v + \tfrac1N \sum_{s=t-N+1}^t \Delta_s \ \text{and}\
     \theta \leftarrow \theta - \eta (\beta v + \tfrac1N \Delta_t) \quad\text{at each N-th},\qquad

@@ -37,17 +37,16 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-# If an experiment sets only the options in `_LINEAR`, the update of SGD is a linear function of the
-# gradient.
+# With only the options in `_LINEAR`, an SGD update is linear in the gradient.
 _LINEAR = {"momentum", "nesterov", "weight_decay"}
 
 
 class ParameterAveraging(SynchronousReplicas):
     r"""Replicas average weights after every H local steps: local SGD, DiLoCo, Streaming DiLoCo.
 
-    After H local steps, the pseudo-gradient of worker i is the change of this worker's weights,
-    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to θ, the weights after
-    the previous averaging:
+    A worker's pseudo-gradient is the change of its weights in H local steps. The pseudo-gradient of
+    worker i is \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to θ, the
+    weights after the previous averaging:
 
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
@@ -59,12 +58,12 @@ class ParameterAveraging(SynchronousReplicas):
         period: The number H of local steps between two averagings, or "epoch" for one averaging per
             epoch.
         adaptive: Whether the period becomes shorter as the loss decreases. The adaptive period j
-            has \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all
+            has \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps. The loss \(F_j\) is the mean over all
             steps since the previous averaging. An adaptive period never exceeds H. With
             `local_steps="by_speed"`, each worker still takes at least one step per period.
-        outer_optimizer: The optimizer that applies the mean pseudo-gradient: None, "sgd", or
-            "nesterov", \(v \leftarrow \mu v + \Delta\), \(\theta \leftarrow \theta - \eta(\Delta +
-            \mu v)\).
+        outer_optimizer: The optimizer that applies the mean pseudo-gradient: None, "sgd" or
+            "nesterov". The update of "nesterov" is \(v \leftarrow \mu v + \Delta\), \(\theta
+            \leftarrow \theta - \eta(\Delta + \mu v)\).
         outer_learning_rate: The learning rate η of the outer optimizer.
         outer_momentum: The momentum μ of "nesterov".
         warmup_steps: The number of synchronous steps before the first local step (post-local SGD).
@@ -72,16 +71,16 @@ class ParameterAveraging(SynchronousReplicas):
             momentum). "keep": each worker keeps its own slot variables. "average": slot variables
             and moving statistics are averaged like the weights, in proportion to rows. "reset":
             slot variables and the step count of the optimizer are reset.
-        local_steps: "equal": all workers take H steps per period. "by_speed": while the fastest
-            worker takes H steps, a worker that is c times slower takes ⌊H/c⌋ steps, which shortens
-            the wait. The experiment defines the slowdown of each worker (`stragglers`); for a
-            random slowdown, its mean is used. A slower worker counts less in the mean, because it
-            processes fewer rows.
+        local_steps: "equal": all workers take H steps per period. "by_speed": slower workers take
+            fewer steps, which shortens the wait. While the fastest worker takes H steps, a c times
+            slower worker takes ⌊H/c⌋. The experiment defines the slowdown of each worker
+            (`stragglers`); for a random slowdown, its mean is used. A slower worker counts less in
+            the mean, because it processes fewer rows.
         fragments: The number of equal parts into which the flat weights are divided. The fragments
             are averaged one after another, at evenly spaced steps of the period.
         overlap_steps: The number of local steps that a worker takes while an averaging is in
-            progress. When an averaging is complete, the worker adds to the result what its local
-            steps changed since the averaging began.
+            progress. When an averaging is complete, the worker adds its own weight changes. The
+            added changes come from local steps during the averaging.
         compressor: The compressor of pseudo-gradients, its name in
             `labkit.compression.COMPRESSORS`, or None.
 

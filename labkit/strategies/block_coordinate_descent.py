@@ -39,16 +39,15 @@ class BlockCoordinateDescent(SynchronousReplicas):
     r"""As in STRADS, each model-parallel round updates only a few selected blocks of the weights.
 
     In each round, all workers select the same set B of mutually independent blocks. Each worker
-    computes the gradient of its own rows, and the allreduce sums only the part of the gradient for
-    B:
+    computes the gradient of its own rows. The allreduce sums only the part of the gradient for B:
 
     \[w_B \leftarrow S_{\eta \lambda}\bigl(w_B - \eta\, \tfrac1n \sum_i g_{i,B}\bigr), \qquad
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
     Under three conditions, a round is exact coordinate descent of the lasso on |B| coordinates. The
-    three conditions are that each batch contains all rows, each block is a single weight, and all
-    columns have unit variance. For exact coordinate descent with the mean squared error as the
-    loss, the learning rate must be 0.5.
+    first condition is that each batch contains all rows. The second condition is that each block is
+    a single weight. The third condition is that all columns have unit variance. For exact
+    coordinate descent with the mean squared error as the loss, the learning rate must be 0.5.
 
     Args:
         selection: How each round selects blocks. "priority": mostly the blocks that changed most in
@@ -62,10 +61,10 @@ class BlockCoordinateDescent(SynchronousReplicas):
         dependency: Two blocks whose coupling (`labkit.schedules.blocks.couplings`) is at least
             `dependency` are not updated in the same round. If None, couplings are ignored.
             Couplings are measured once, for the initial weights and the first batch. Before the
-            first round, each worker computes two gradients per block, and one allreduce sums
+            first round, each worker computes two gradients per block. One allreduce then sums
             (blocks × weights) numbers.
-        l1: The factor λ of the L1 penalty, which is the sum of the absolute values of all weights.
-            The loss in the history includes the penalty.
+        l1: The factor λ of the L1 penalty. The L1 penalty is the sum of the absolute values of all
+            weights. The loss in the history includes the penalty.
         floor: The constant η in the priority of each block (`labkit.schedules.blocks`).
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and

@@ -31,14 +31,14 @@ from labkit.strategies.strategy import ExperimentSpec
 class Codistillation(Replicas):
     r"""Each worker trains its own model; its loss includes earlier predictions of other workers.
 
-    Let \(p_j\) be the probabilities that worker j predicts for the batch of worker i; worker i
-    minimizes the following sum:
+    Worker j predicts the probabilities \(p_j\) for the batch of worker i. Worker i minimizes the
+    following sum of two losses:
 
     \[\mathrm{loss}(y, p_i) + \psi\, \mathrm{loss}\Bigl(\tfrac1{n-1}
     \sum_{j \ne i} \bar p_j,\; p_i\Bigr),\]
 
-    where \(\bar p_j\) is computed with weights of worker j that are H to 2H steps old. A message
-    that is sent at the start of one period is used in the next period, so it has a whole period to
+    where \(\bar p_j\) is computed with weights of worker j that are H to 2H steps old. A message is
+    sent at the start of one period, and used in the next. A message therefore has a whole period to
     arrive.
 
     Args:
@@ -58,9 +58,9 @@ class Codistillation(Replicas):
 
     Source: R. Anil et al., Large scale distributed neural network training through online
     distillation, 2018, arXiv 1804.03235. Difference from the paper: the paper exchanges only
-    weights, through checkpoints that each worker may read at any time. The paper's model copies
-    start with different weights; here all workers start with the same weights and read different
-    rows.
+    weights, through checkpoints that each worker may read at any time. In the paper, the model
+    copies start with different weights. In labkit, all workers start with the same weights, but
+    read different rows.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap",)

@@ -31,8 +31,8 @@ from labkit.strategies.taxonomy import Cell
 class Downpour(Servers):
     r"""Replicas push accumulated gradients and fetch new weights at fixed intervals of batches.
 
-    After each batch, a replica takes a local step, \(w \leftarrow w - \eta g\), and adds the
-    gradient g to its accumulated gradient. Every `push_every` batches, the replica pushes its
+    After each batch, a replica takes a local step, \(w \leftarrow w - \eta g\). The replica adds
+    the gradient g to its accumulated gradient. Every `push_every` batches, the replica pushes its
     accumulated gradient; each server applies it on arrival. Every `fetch_every` batches, the
     replica replaces its weights by the weights of the servers. If `push_every` and `fetch_every`
     are 1, the method is an asynchronous parameter server.
@@ -41,8 +41,8 @@ class Downpour(Servers):
         fetch_every: The number of batches between two fetches.
         push_every: The number of batches between two pushes.
         local_rate: The learning rate η of a replica's local steps.
-        optimizer: The servers' optimizer. The paper attributes the stability of its method to
-            Adagrad, which decreases the learning rate of each weight over time.
+        optimizer: The servers' optimizer. According to the paper, Adagrad makes the method stable.
+            Adagrad decreases the learning rate of each weight over time.
 
     The other fields are those of the base class `Servers`. With `stages` or `grid`, and with
     placement="sharded", the configuration equals that of DistBelief. Training ends at the first
@@ -50,8 +50,8 @@ class Downpour(Servers):
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1.
         Difference from the paper: labkit answers a fetch before the next batch begins; the paper
-        answers it during the batch. A server waits for the pushes of all stages (or all machines)
-        of a replica, and applies them as one update.
+        answers it during the batch. A server waits for the pushes of all stages or machines of a
+        replica. The server applies all pushes of a replica as one update.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class ElasticAveraging(SynchronousReplicas):
     r"""An elastic force pulls each replica's weights and the central weights towards each other.
 
-    At every `period`-th step, worker i applies the elastic force and a gradient, both computed from
-    the weights before the step:
+    At every `period`-th step, worker i applies the elastic force and a gradient. The force and the
+    gradient are computed from the weights before the step:
 
     \[x_i \leftarrow x_i - \alpha (x_i - \tilde x) - \eta g_i(x_i), \qquad
     \tilde x \leftarrow \tilde x + \alpha (x_i - \tilde x),\]
@@ -50,9 +50,9 @@ class ElasticAveraging(SynchronousReplicas):
         alpha: The strength α of the elastic force.
         period: The number of steps between two applications of the elastic force.
         momentum: The Nesterov momentum of the local steps of each worker (EAMSGD).
-        center: "server": a server on a separate rank holds the centre, and answers workers in the
-            order in which messages arrive. "allreduce": all workers hold the centre and apply the
-            force at the same steps, which is the synchronous variant.
+        center: "server": a server on a separate rank holds the centre. The server answers workers
+            in the order in which messages arrive. "allreduce": all workers hold the centre, and
+            apply the force at the same steps. The "allreduce" variant is synchronous.
 
     After its last step, a worker applies the elastic force once more. Messages are never
     compressed. The final model has the moving statistics of worker 0's normalization layers.

@@ -121,8 +121,8 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
         session: The training session of this rank.
         stack: The exit stack that removes the link when it closes.
 
-    Returns: A mapping from the IP address of each end of the link to the command prefix that starts
-        processes there. Empty without a network.
+    Returns: A mapping from IP addresses to command prefixes. Each end of the link has an IP
+        address. A command prefix starts processes at one end of the link. Empty without a network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -179,9 +179,9 @@ def train_external(
 ) -> dict[str, JSON]:
     """Train by sending requests to external processes, and count the bytes that they exchange.
 
-    The external process answers "step" with a loss, or with a loss and the seconds that the step
-    took in the external process. The time for requests and for counting bytes is not part of the
-    step time.
+    The external process answers "step" with a loss. The answer may contain the step time in s,
+    measured in the external process. The time for requests and for counting bytes is not part of
+    the step time.
 
     Args:
         session: The training session of this rank.
@@ -193,9 +193,10 @@ def train_external(
         networks: The command prefix of each network namespace of the external processes. If empty,
             the processes use the network of this rank.
 
-    Returns: Values for the run's record: a process id per task (`processes`), and the bytes from
-        task to task (`sent_bytes`) in all `counted_steps`. The bytes of the first step are not
-        counted, because the first step also sends connection data, graphs and initial weights.
+    Returns: Values for the run's record. The entry `processes` gives the process id of each task.
+        The entry `sent_bytes` gives the bytes between tasks in all `counted_steps`. The bytes of
+        the first step are not counted. The first step also sends connection data, graphs and
+        initial weights.
     """
     communicator = session.communicator
     local_tasks = {child.name: child.pid} | dict(other_counters())
@@ -258,27 +259,27 @@ PRECISIONS = ("float32", "float64")
 class ExternalFramework(Strategy):
     r"""PyTorch's DDP or FSDP, Horovod, or Keras on JAX trains the same model on the same batches.
 
-    labkit exports the layers, the initial weights and the rows of each batch to a new process for
-    each worker. The new process of a worker runs in a separate Python installation. `labkit
-    frameworks setup NAME` creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`,
+    labkit starts a new process for each worker. Each new process receives the layers, the initial
+    weights and the batch rows. The new process of a worker runs in a separate Python installation.
+    `labkit frameworks setup NAME` creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`,
     `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names an existing Python installation. Worker r
-    of k has \(n_r\) of the n rows of a batch, and multiplies its loss accordingly; the framework
-    averages the gradients of all workers:
+    of k has \(n_r\) of the n rows of a batch. Worker r multiplies its loss by \(k n_r / n\). The
+    framework averages the gradients of all workers:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
-    Supported models are sequential models of Dense, Conv2D, MaxPooling2D and Flatten. Supported
-    losses are cross-entropy of scores and the mean squared error; the optimizer is SGD with or
-    without momentum. For the supported models, losses and optimizers, all frameworks compute the
-    same function, and `verify` compares their weights with those of one labkit process. labkit
-    raises an error for all other models, losses and optimizers.
+    Supported models are sequential models of Dense, Conv2D, MaxPooling2D and Flatten. The supported
+    losses are cross-entropy of scores and mean squared error. The optimizer is SGD with or without
+    momentum. All frameworks compute the same function for supported models, losses and optimizers.
+    `verify` compares a framework's weights with those of one labkit process. labkit raises an error
+    for unsupported models, losses and optimizers.
 
     Args:
         framework: "ddp": PyTorch's DistributedDataParallel over gloo. "fsdp": PyTorch's
             fully_shard, layer by layer, over gloo. "horovod": Horovod with TensorFlow's Keras.
             "jax": Keras on JAX, one process per device, with `keras.distribution.DataParallel`.
-        trusted_network: Whether the processes may listen for each other on every network interface
-            of this machine, without encryption and without a key. If True, anyone on the network
+        trusted_network: Whether the processes may listen on every network interface of this
+            machine. The connections have no encryption and no key. If True, anyone on the network
             can read and change the training. If False, the processes run in a private network
             namespace; if that is impossible, training raises an error.
 

@@ -182,16 +182,16 @@ class Gossip(Replicas):
         topology: How the mixing matrix P is defined. "ring": a worker mixes its own weights and
             those of its two neighbours, with factor 1/3 for each. "exponential": a worker mixes its
             own weights and those of another worker, with factor 1/2 for each. With "exponential",
-            worker i mixes with worker i - 1, i - 2, i - 4, … in successive steps. "random_pairs": a
+            worker i mixes in turn with workers i - 1, i - 2, i - 4 and so on. "random_pairs": a
             worker mixes its own weights and those of a partner, with factor 1/2 for each. With
             "random_pairs", partners are drawn at random in each step. Instead of a name, `topology`
             may be the matrix P itself, as a list of rows.
         asynchronous: Whether workers continue without waiting for slower workers (AD-PSGD). Workers
             with even numbers are active, and workers with odd numbers are passive. In each step, an
             active worker averages its weights with a random passive worker. With "ring", the
-            passive worker is one of the active worker's two neighbours; with "random_pairs", it is
-            any passive worker. A faster worker takes more steps; rank 0 counts the steps of all
-            workers until an epoch is complete.
+            passive worker is a neighbour of the active worker. With "random_pairs", an active
+            worker averages with any passive worker. A faster worker takes more steps than a slower
+            worker. Rank 0 counts the steps of all workers until an epoch is complete.
 
     Messages are never compressed. At the end of each epoch, synchronous workers decide by an
     allreduce of one number whether training ends.
@@ -296,8 +296,9 @@ class Gossip(Replicas):
     def spectral_gap(self, workers: int) -> float:
         r"""Return the spectral gap 1 - |λ₂|; each step multiplies weight differences by |λ₂|.
 
-        A larger gap means that weights become equal faster. If the mixing matrix changes from step
-        to step, the gap of an average step is \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        A larger gap means that weights become equal faster. The mixing matrix P may change from
+        step to step. The gap of an average step is then \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top
+        P)}\).
         """
         if workers == 1:
             return 1.0

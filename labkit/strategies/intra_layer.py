@@ -186,8 +186,8 @@ class IntraLayer(Strategy):
             rows = len(keras.tree.flatten(x)[0])
             counts = losses.counts([LossTargets(y, weight, losses.masks(x))], [1.0])[0]
             loss, local_gradients = None, [tf.zeros_like(variable.value) for variable in variables]
-            # All ranks of a replica have equally many rows, so either all or none of these ranks
-            # compute gradients.
+            # All ranks of a replica have equally many rows. Either all ranks of a replica compute
+            # gradients, or none.
             if rows:
                 batch = keras.tree.map_structure(
                     lambda value: None if value is None else tf.convert_to_tensor(value),
@@ -269,27 +269,28 @@ def collect(session: Session, share: Share, part_name: str) -> None:
 class TensorParallel(IntraLayer):
     r"""Tensor parallelism: each of k ranks stores some units of each layer and reads all samples.
 
-    Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
-    and matrix B by its inputs. A pair of Dense layers, cut by outputs and then by inputs, needs one
-    allreduce in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by
-    channels; pooling layers may be between the two layers of a pair. Batch normalisation between
-    the two layers of a pair is cut by the same channels or units. Attention is cut by its heads.
-    Queries, keys and values are cut by outputs, and the output projection by inputs. A single Dense
-    or Conv2D layer is cut by outputs, and its outputs are gathered. An Embedding is cut by the
-    words of its vocabulary. If the loss is the sparse cross-entropy of logits, the final scores are
-    not gathered.
+    Two consecutive Dense layers compute \(y = \sum_i f(x A_i) B_i\). Matrix A is cut by its
+    outputs, and matrix B by its inputs. In the forward pass, a pair of cut Dense layers needs one
+    allreduce. In the backward pass, the pair of layers also needs one allreduce. Pairs of Conv2D
+    layers are cut by channels. Pooling layers may be between the two Conv2D layers of a pair. Batch
+    normalisation between the two layers of a pair is cut by the same channels or units. Attention
+    is cut by its heads. Queries, keys and values are cut by outputs, and the output projection by
+    inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are gathered. An
+    Embedding is cut by the words of its vocabulary. If the loss is the sparse cross-entropy of
+    logits, the final scores are not gathered.
 
-    Every slice stores whole layers of other types (such as depthwise, separable and grouped
-    convolutions), and whole layers with a regularizer or constraint. Every slice also stores whole
-    attention layers with score dropout or masked inputs, and whole layers with fewer units than
-    there are slices. For each layer, `run.layers` lists how the layer is cut and the bytes that it
-    sends. Several replicas divide each batch and average the gradients of each slice.
+    labkit cuts no other types of layers, such as depthwise, separable and grouped convolutions.
+    labkit also cuts no layer with a regularizer or constraint. Every slice stores each uncut layer
+    as a whole. Every slice stores whole attention layers with score dropout or masked inputs. Every
+    slice also stores whole layers with fewer units than slices. For each layer, `run.layers` lists
+    how the layer is cut and the bytes that it sends. Several replicas divide each batch and average
+    the gradients of each slice.
 
     Args:
         tensor_parallel_size: The number of ranks of one replica. If `tensor_parallel_size` is None,
             all workers form one replica. The number of workers must be a multiple of
             `tensor_parallel_size`.
-        algorithm: The allreduce algorithm that sums over the slices, which is "auto", "mpi",
+        algorithm: The allreduce algorithm that sums over the slices. The value is "auto", "mpi",
             "shared_memory" or a name from `labkit.schedules.ALLREDUCE`. "auto" means "ring" if a
             network is emulated, and "mpi" if not.
 
@@ -398,18 +399,19 @@ def _is_logits_loss(model: keras.Model) -> bool:
 class SpatialParallel(IntraLayer):
     """A grid of machines divides a model's layers into tiles; the machines exchange border values.
 
-    In every locally connected, convolution and pooling layer, machine (i, j) computes tile (i, j)
-    from the values under the tile's kernels. A value is sent only once to each other machine that
-    reads it, even if several kernels there read it. All machines that read a value send their
+    Locally connected, convolution and pooling layers are divided into tiles. Machine (i, j) of the
+    grid computes tile (i, j) of each layer. A machine reads the values under the kernels of its
+    tile. A machine sends a value only once to each machine that reads it. Several kernels on the
+    receiving machine share one copy of the value. All machines that read a value send their
     gradients of this value back, and these gradients are summed. A Dense layer is divided by units;
     each unit reads all values of the previous layer. Machine 0 gathers the final scores, computes
     the loss and returns the gradients of the scores. Each machine trains its own units and its
-    unshared kernels, and sends them to no other machine during training. Every machine stores all
-    kernels of a Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas
-    divide each batch and average their gradients.
+    unshared kernels. During training, a machine sends its units and unshared kernels to no other
+    machine. Every machine stores all kernels of a Conv2D layer; the kernels' gradients from all
+    tiles are summed. Several replicas divide each batch and average their gradients.
 
-    For each machine, `run.layers` lists its part of each layer, and the values that it sends before
-    the layer.
+    `run.layers` lists the part of each layer that each machine computes. `run.layers` also lists
+    the values that each machine sends before a layer.
 
     Args:
         grid: The rows and columns (r, c) of the grid of machines of one replica. If `grid` is None,

@@ -28,14 +28,13 @@ from labkit.strategies.taxonomy import Cell
 class ParameterServer(Servers):
     r"""Servers hold weights and optimizer; workers push gradients and receive new weights.
 
-    Synchronous: in each step, a server waits for the gradients of all n workers and applies their
-        mean \(\bar g = \sum_k b_k g_k / \sum_k b_k\). The gradient \(g_k\) is the mean over the
-        \(b_k\) samples of worker k. The gradients are added in the order of the workers. With c
-        backup workers, a server waits only for the first n - c gradients of a step and ignores
-        later ones.
-        Asynchronous: a server applies each gradient on arrival. When a gradient arrives, the
-            server's weights are τ updates newer than the weights at which the worker computed the
-            gradient. With a single worker, training is the same as without a server.
+    Synchronous: in each step, a server waits for the gradients of all n workers. The server applies
+        the mean gradient \(\bar g = \sum_k b_k g_k / \sum_k b_k\). The gradient \(g_k\) is the mean
+        over the \(b_k\) samples of worker k. The gradients are added in the order of the workers.
+        With c backup workers, a server waits only for the first n - c gradients. The server ignores
+        all later gradients of the step. Asynchronous: a server applies each gradient on arrival.
+        When a gradient arrives, the server's weights are τ updates newer than the worker's weights.
+        With a single worker, training is the same as without a server.
 
     The first server ends training when the workers have computed the batches of all epochs. An
     epoch ends when all workers together have processed as many samples as the data set has. Each
@@ -52,16 +51,16 @@ class ParameterServer(Servers):
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
-            not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
-            receiver reads them at the offset that the sender announces. On the virtual clock, the
-            simulation of all three transports is the same: messages flow over links.
+            not take part. "one_sided_dynamic": messages stay in the memory of the sender. The
+            sender announces an offset, and the receiver reads at the offset. On the virtual clock,
+            the simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate. If `optimizer` is None, the servers use the experiment's optimizer.
         backup_workers: The number c of gradients per step for which a synchronous update does not
             wait.
         compressor: The compressor of gradients, and of weights as differences from the worker's
-            current weights. The value is an object of a class in `labkit.compression.COMPRESSORS`,
-            the compressor's name, or None (default) for no compression.
+            current weights. A compressor is a name in `labkit.compression.COMPRESSORS`, or an
+            object of a named class. The default None means no compression.
         stages: The number of pipeline stages into which the model of each worker is cut; default:
             1. Exactly one tensor passes between two neighbouring stages. The cuts are chosen so
             that the largest stage has as few parameters as possible. Each stage pushes the
@@ -70,8 +69,9 @@ class ParameterServer(Servers):
         grid: The rows and columns of the grid of machines that form one worker; default: one
             machine. The machines divide layers into tiles, and Dense layers into units, as in
             `SpatialParallel`. Each machine pushes the gradients and fetches the weights of its own
-            tiles and units. The first machine stores the kernels of Conv2D layers, sends them to
-            the other machines, and sums their gradients. A grid cannot be combined with stages.
+            tiles and units. The first machine stores the kernels of Conv2D layers. The first
+            machine sends the kernels to the other machines, and sums their gradients. A grid cannot
+            be combined with stages.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014.
     J. Chen et al., Revisiting distributed synchronous SGD, 2016, arXiv 1604.00981 (backup workers).

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 class Pipeline(Staged):
     r"""Each rank holds stages (contiguous layers), through which the micro-batches of a batch pass.
 
-    The gradient is \(g = \sum_i \frac{b_i}{B} g_i\), where micro-batch i has \(b_i\) of the batch's
-    B rows and the mean gradient \(g_i\). The gradient g equals the gradient of the whole batch,
-    except with "pipedream", which updates the weights after each micro-batch. Several pipelines
-    (replicas) can divide a batch, and then average the gradients of each stage. The layers of a
-    stage may be divided into slices over several ranks, as in `TensorParallel`. The number of
-    workers is replicas × stages × slices; the slices of a stage are on consecutive ranks.
+    The gradient is \(g = \sum_i \frac{b_i}{B} g_i\). Micro-batch i has \(b_i\) of the batch's B
+    rows. The mean gradient of micro-batch i is \(g_i\). The gradient g equals the gradient of the
+    whole batch. The schedule "pipedream" differs, because it updates the weights after each
+    micro-batch. Several pipelines (replicas) can divide a batch, and then average the gradients of
+    each stage. The layers of a stage may be divided into slices over several ranks, as in
+    `TensorParallel`. The number of workers is replicas × stages × slices. The slices of a stage are
+    on consecutive ranks.
 
     Args:
         schedule: The order of forward and backward passes. "layerwise": one batch passes all
@@ -41,7 +42,7 @@ class Pipeline(Staged):
             pass, and stores fewer activations. "interleaved": "1f1b" with several stages per rank.
             "zero_bubble": gradients of weights fill times in which "1f1b" waits.
             "zero_bubble_h2": the same with fewer waits and more stored activations. "pipedream":
-            the weights are updated after each micro-batch; forward and backward pass of a
+            the weights are updated after each micro-batch. The forward and backward pass of a
             micro-batch use the same weights. "wavefront": the time steps of a recurrent model are
             divided into ranges.
         microbatches: The number of micro-batches in the batch of a replica. With "wavefront",
@@ -58,7 +59,7 @@ class Pipeline(Staged):
             "interleaved".
         partition: The rule by which the model is cut into stages. "parameters": the largest stage
             has as few parameters as possible. "time": the slowest stage takes as little time as
-            possible; rank 0 measures the time of each undivided block. A tuple gives the number of
+            possible. Rank 0 measures the time of each undivided block. A tuple gives the number of
             blocks in each stage. If the numbers add up to the number of layers, each layer is a
             block.
         recompute: Whether ranks store only the inputs of stages and repeat the forward pass before
@@ -69,35 +70,36 @@ class Pipeline(Staged):
     the rank's own stages. If callbacks set weights, the next step uses them; the callbacks must set
     them on all ranks.
 
-    A model need not be a chain of layers. Each tensor, mask and gradient goes directly from the
-    stage that produces it to the stages that read it. All ranks read the inputs, and the last stage
-    collects the outputs. The model is cut at places where only a single tensor passes. If a single
-    tensor passes at too few places of the model, cuts are made after any layer. If several calls of
-    layers share weights, these calls belong to one stage. Masked, weighted and summed losses have
-    the same gradient as in one process. The gradient of a masked, weighted or summed loss is \(g =
-    \sum_i \frac{D_i}{D} g_i\). Keras divides the loss of micro-batch i by \(D_i\), and \(D = \sum_i
-    D_i\).
+    A model need not be a chain of layers. A stage sends each of its tensors directly to the stages
+    that read it. Masks and gradients also go directly from stage to stage. All ranks read the
+    inputs, and the last stage collects the outputs. The model is cut at places where only a single
+    tensor passes. If a single tensor passes at too few places of the model, cuts are made after any
+    layer. If several calls of layers share weights, these calls belong to one stage. Masked,
+    weighted and summed losses have the same gradient as in one process. The gradient of a masked,
+    weighted or summed loss is \(g = \sum_i \frac{D_i}{D} g_i\). Keras divides the loss of
+    micro-batch i by \(D_i\), and \(D = \sum_i D_i\).
 
     Batch normalisation uses the statistics of one micro-batch at a time. Dropout draws different
     random numbers than in one process; all slices of a stage draw the same numbers.
 
-    A wavefront divides time, not rows: the first stage processes the second time range while the
-    second stage processes the first range. Each stage passes its recurrent state from one time
-    range to the next. In the backward pass, each stage passes the gradient of its recurrent state
-    back to the previous time range. A wavefront computes back-propagation through all time steps,
-    without truncation. If range i has \(t_i\) of the T time steps, the loss is \(L = \sum_i
-    \frac{t_i}{T} L_i\). Layers after a recurrent layer with return_sequences=False process only the
-    last range. Allowed layers are LSTM, GRU and SimpleRNN without dropout, and layers that process
-    each time step separately. The allowed layers form a chain, or have skip connections inside a
-    stage. For a layer that is not allowed, the error lists the allowed layers.
+    A wavefront divides time, not rows. The first stage processes the second time range while the
+    second processes the first. Each stage passes its recurrent state from one time range to the
+    next. In the backward pass, each stage computes the gradient of its recurrent state. The stage
+    passes the gradient back to the previous time range. A wavefront computes back-propagation
+    through all time steps, without truncation. If range i has \(t_i\) of the T time steps, the loss
+    is \(L = \sum_i \frac{t_i}{T} L_i\). Layers after a recurrent layer with return_sequences=False
+    process only the last range. Allowed layers are LSTM, GRU and SimpleRNN without dropout, and
+    layers that process each time step separately. The allowed layers form a chain, or have skip
+    connections inside a stage. For a layer that is not allowed, the error lists the allowed layers.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965. D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473. P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
     arXiv 2401.10241. J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
     GPUs, 2016, arXiv 1604.01946 (wavefront). Difference from the papers: replicas with "pipedream"
     average the gradient of each micro-batch, and the layers of a wavefront run on several ranks,
-    not one GPU. A slice of a stage sends its complete output to the same slice of the next stage;
-    in Megatron-LM it sends a part, which is then gathered.
+    not one GPU. A slice sends its complete output to the same slice of the next stage. In
+    Megatron-LM, a slice sends only a part of its output. The receiving slices of Megatron-LM gather
+    the parts.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "stale synchronous")
@@ -306,36 +308,37 @@ class DelayedGradients(Staged):
     r"""Training without backward locking: no module waits for the backward pass of the next module.
 
     In iteration t, module k of K receives an error gradient from module k + 1. Module k + 1
-    computed the gradient in iteration t - 1 for the batch of iteration \(j = t - K + k\). Module k
-    then updates its weights by the following rule:
+    computed the error gradient in iteration t - 1. The error gradient belongs to the batch of
+    iteration \(j = t - K + k\). Module k then updates its weights by the following rule:
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
-    where the gradient is computed at the weights of iteration j, which the module stored together
-    with the activations of that iteration. The gradients of the last module have no delay; those of
-    the first module have a delay of K - 1 iterations. A module uses its initial weights until it
-    receives its first error gradient.
+    where the gradient is computed at the weights of iteration j. In each iteration, the module
+    stores its weights and its activations. The gradients of the last module have no delay. The
+    gradients of the first module have a delay of K - 1 iterations. A module uses its initial
+    weights until it receives its first error gradient.
 
     Args:
-        modules: The number K of modules of a replica; each module is on one rank, or is divided
-            over several ranks.
-            If `modules` is None, the replica has as many modules as the number of workers allows.
-                The number of workers is a multiple of modules × tensor_parallel_size.
+        modules: The number K of modules of a replica. Each module is on one rank, or is divided
+            over several ranks. If `modules` is None, the replica has as many modules as the number
+            of workers allows. The number of workers is a multiple of modules ×
+            tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
         partition: How the layers are divided into modules. "parameters": the largest module has as
-            few parameters as possible. "time": the slowest module takes as little time as possible;
-            rank 0 measures the time of each undivided block. A tuple gives the number of blocks in
+            few parameters as possible. "time": the slowest module takes as little time as possible.
+            Rank 0 measures the time of each undivided block. A tuple gives the number of blocks in
             each module.
 
     Memory use and the weights that callbacks see are as in `Pipeline`.
 
-    If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
+    With K modules, the speedup is at most 3/(1 + 2/K). The bound assumes that a backward pass takes
+    two forward passes.
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
     arXiv 1804.10574. Difference from the paper: a module takes no optimizer step before its first
-    error gradient arrives. The paper instead takes steps with a zero gradient, and such steps of
-    SGD do not change the weights. Gradients that are still on their way after the last iteration
-    are not applied.
+    error gradient arrives. The paper instead takes steps with a zero gradient. SGD steps with a
+    zero gradient do not change the weights. Gradients that are still on their way after the last
+    iteration are not applied.
     """
 
     stages_field: ClassVar[str] = "modules"

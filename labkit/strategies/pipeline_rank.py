@@ -30,8 +30,8 @@ class PipelineRank:
     """The pipeline stages that one rank trains, with their communicators and records.
 
     Attributes:
-        lane: The communicator of the ranks with the same slice number in all stages of the replica,
-            ordered by stage.
+        lane: The communicator of ranks in all stages of the replica, ordered by stage. All ranks of
+            the communicator have the same slice number.
         stages: Mapping from each stage number of this rank to the object that trains the stage.
         sliced: Those stages of this rank whose layers are divided into slices.
         parts: The models of all stages, before they are divided into slices.
@@ -192,7 +192,7 @@ def local_stages(
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
     """Return a mapping from stage numbers to this rank's models, and a list of its sliced models.
 
-    If no layer of a stage can be sliced, every rank of the stage's group computes the whole stage.
+    If no layer of a stage can be sliced, each rank computes the whole stage.
 
     Args:
         models: The models of all stages.

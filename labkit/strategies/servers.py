@@ -62,23 +62,23 @@ class Servers(Strategy):
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
-            not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
-            receiver reads them at the offset that the sender announces. On the virtual clock, the
-            simulation of all three transports is the same: messages flow over links.
+            not take part. "one_sided_dynamic": messages stay in the memory of the sender. The
+            sender announces an offset, and the receiver reads at the offset. On the virtual clock,
+            the simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate. If `optimizer` is None, the servers use the experiment's optimizer.
         compressor: The compressor for both directions, its name in
             `labkit.compression.COMPRESSORS`, or None. The compressor is used for gradients, and for
             weights as differences from the worker's current weights (`programs.CodecChannel`).
-        stages: The number of pipeline stages into which the model of each worker is cut; one tensor
+        stages: The number of pipeline stages into which each worker's model is cut. One tensor
             passes between neighbouring stages. The cuts are chosen so that the largest stage has as
             few parameters as possible. Each stage pushes the gradients and fetches the weights of
             its own layers. Servers apply the gradients of all stages of a worker together.
         grid: The rows and columns of the grid of machines that form one worker. The machines divide
             layers into tiles, and Dense layers into units, as in `SpatialParallel`. Each machine
             pushes the gradients and fetches the weights of its own tiles and units. The first
-            machine stores the kernels of a Conv2D layer, sends them to the other machines, and sums
-            the gradients of the kernels. A grid cannot be combined with stages.
+            machine stores the kernels of a Conv2D layer. The first machine sends the kernels to the
+            other machines, and sums their gradients. A grid cannot be combined with stages.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)

@@ -213,8 +213,8 @@ class Staged(Strategy):
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
         """Return the blocks of a model; two blocks meet where only one tensor passes.
 
-        If one tensor passes at too few places, or if the field `partition` counts layers, each
-        layer is a block.
+        If one tensor passes at too few places, each layer is a block. Each layer is also a block if
+        the field `partition` counts layers.
         """
         from labkit.model_parallel.stages import Blocks
 

@@ -42,16 +42,16 @@ class Stale(Servers):
             reduced to \(\mu'\), where \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\). For
             "momentum", the learning rate is multiplied by \((1-\mu')/(1-\mu)\).
             "delay_compensated": the gradient g becomes \(g + \lambda\, g \odot g \odot (w -
-            w_{then})\), where \(w_{then}\) are the weights at which g was computed. The term that
-            "delay_compensated" adds is a first-order Taylor term, in which the diagonal of the
-            gradients' outer product replaces the Hessian.
+            w_{then})\). The gradient g was computed at the weights \(w_{then}\).
+            "delay_compensated" adds a first-order Taylor term to the gradient. The diagonal of the
+            gradients' outer product replaces the Hessian in the Taylor term.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950 (learning rates). S.
     Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210 (learning rates). I.
     Mitliagkas et al., 2016, arXiv 1605.09774 (asynchrony begets momentum). The formula for
-    "momentum" is labkit's own; it preserves the step size and the mean age of the gradients in a
-    step. S. Zheng et al., Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a
+    "momentum" is labkit's own. The formula preserves the step size and the mean age of gradients.
+    S. Zheng et al., Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a
     constant λ.
     """
 
@@ -145,12 +145,12 @@ class StaleSynchronous(Stale):
     r"""Workers may be up to s clocks ahead of the slowest worker, and may use stale weights.
 
     A worker's clock is the number of gradients that it has sent. A worker at clock c waits until
-    all other workers have reached clock c - s. The weights that a worker at clock c receives
-    contain all updates from clocks before c - s, and perhaps later updates. A gradient is applied
-    as soon as it arrives, at the learning rate \(\alpha / n\), where n is the number of workers. If
-    a staleness correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no
-    worker can be ahead of another. Training with s = 0 is synchronous; each update is the mean of
-    all gradients of one clock.
+    all other workers have reached clock c - s. A worker at clock c receives all updates from clocks
+    before c - s. The received weights may also contain later updates. A gradient is applied as soon
+    as it arrives. With n workers, the learning rate of a gradient is \(\alpha / n\). If a staleness
+    correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no worker can
+    be ahead of another. Training with s = 0 is synchronous; each update is the mean of all
+    gradients of one clock.
 
     Args:
         staleness: The bound s, as a number of clocks.

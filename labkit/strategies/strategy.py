@@ -63,8 +63,8 @@ class Serving(NamedTuple):
 
     Attributes:
         predict: The function that maps micro-batches to predictions (a `Predictor`).
-        reads: Whether this rank needs the values of the input rows; if not, it needs only their
-            number and shape.
+        reads: Whether this rank needs the values of the input rows. A rank without the values needs
+            only their number and shape.
         variables: The variables that predictions on this rank need. The rank may free all variables
             that its predictions do not need.
     """
@@ -330,9 +330,9 @@ class Strategy(Checked):
 
     The attributes for architecture, synchronization, parallelism and scheduling contain names from
     `labkit.strategies.AXES`. The first name of a taxonomy attribute is valid for the default values
-    of all fields. The later names of a taxonomy attribute are valid for other values of fields, or
-    for other numbers of workers. The method `cell` returns the names that are valid for given
-    fields and workers.
+    of all fields. Later names of a taxonomy attribute are valid for other values of fields. Some
+    later names are valid for other numbers of workers. The method `cell` returns the names that are
+    valid for given fields and workers.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)

@@ -60,8 +60,8 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "unlocked": "no module's backward pass waits for that of the next module",
     },
 }
-# For each axis of the taxonomy, `AXES` gives the allowed names and their meanings, in the order of
-# the fields of `Cell`.
+# `AXES` gives the allowed names on each axis of the taxonomy, with their meanings. The axes have
+# the order of the fields of `Cell`.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {axis: MappingProxyType(_MEANINGS[axis]) for axis in Cell._fields}
 )
@@ -74,7 +74,7 @@ def validate_places(class_name: str, axis: str, places: tuple[str, ...]) -> None
     """Raise an error unless the attribute is a tuple of different names of its axis.
 
     Raises:
-        InvalidInput: If the attribute is not a tuple of different names of its axis; the message
+        InvalidInput: If the attribute is not a tuple of different names of its axis. The message
             shows the value and the allowed names.
     """
     # A string is rejected, because Python would treat it as a sequence of one-letter names.

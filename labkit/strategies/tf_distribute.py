@@ -39,8 +39,8 @@ class TFKind(NamedTuple):
             `synchronization`.
         algorithm: The algorithm by which TensorFlow exchanges gradients when all devices are CPUs.
         ours: Name and fields of the labkit strategy that computes the same result.
-        legacy: Whether `fit` of Keras 3 does not work with the TensorFlow strategy, so that a
-            custom loop trains.
+        legacy: Whether `fit` of Keras 3 does not work with the TensorFlow strategy. If `legacy` is
+            True, a custom loop trains the model.
     """
 
     architecture: str
@@ -85,16 +85,16 @@ KINDS = {
 class TFDistribute(Strategy):
     r"""A `tf.distribute` strategy trains the model; labkit requests and times each step.
 
-    The loss of each replica is multiplied by the replica's share of the rows, and TensorFlow sums
-    the gradients:
+    The loss of each replica is multiplied by the replica's share of the rows. TensorFlow sums the
+    gradients of all replicas:
 
     \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
 
     With parameter servers, a coordinator assigns steps to idle workers. Servers apply each gradient
     as soon as it arrives. When a gradient arrives, the server's weights may be newer than the
-    weights at which the gradient was computed. With a single worker, training is the same as
-    without a server. labkit restarts a killed worker, as a cluster manager would, and TensorFlow
-    gives the worker's step to another worker.
+    worker's weights. With a single worker, training is the same as without a server. labkit
+    restarts a killed worker, as a cluster manager would. TensorFlow gives the step of a killed
+    worker to another worker.
 
     Args:
         kind: "mirrored" has replicas on logical devices of one process, each with all weights.
@@ -102,8 +102,9 @@ class TFDistribute(Strategy):
             "multi_worker_mirrored": one process per worker, connected by TensorFlow's collectives
             (gRPC). "parameter_server": one process for each worker, one for each server, and one
             for the coordinator (chief).
-        cross_device_ops: How "mirrored" reduces gradients, which is "auto" (TensorFlow's choice),
-            "reduction_to_one_device", or "hierarchical_copy" (for an even number of devices).
+        cross_device_ops: How "mirrored" reduces gradients. The value "auto" leaves the choice to
+            TensorFlow. Further values are "reduction_to_one_device" and "hierarchical_copy" (for an
+            even number of devices).
         communication: How "multi_worker_mirrored" implements collectives, which is "ring" or
             "auto".
         servers: The number of servers of "parameter_server"; variables go to the servers in turn.
@@ -112,9 +113,9 @@ class TFDistribute(Strategy):
             offers only asynchronously. If `synchronous` is None, `kind` determines the value.
         colocated: Whether servers run in the processes of the first workers.
         trusted_network: Whether TensorFlow's processes may listen on every network interface of
-            this machine, without encryption and without a key. If True, anyone on the network can
-            read and change the training. If False, the processes run in a private network
-            namespace; if that is impossible, training raises an error.
+            this machine. The connections have no encryption and no key. If True, anyone on the
+            network can read and change the training. If False, the processes run in a private
+            network namespace; if that is impossible, training raises an error.
 
     If a network is emulated, the processes use a real link with this network's bandwidth. The real
     link connects two network namespaces, which are created for the run (on Linux, as root). Without
@@ -124,20 +125,20 @@ class TFDistribute(Strategy):
 
     An update by TensorFlow's servers is not atomic. Adam's update consists of several operations,
     so the operations of two workers may alternate. In one of a few short runs with Adam, the loss
-    increased suddenly, perhaps because operations of two updates alternated. SGD is not affected,
-    because its update is one addition.
+    increased suddenly. Perhaps the operations of two updates by Adam alternated. SGD is not
+    affected, because its update is one addition.
 
-    Training uses a custom loop, a `tf.function` of `strategy.run`, because `fit` of Keras 3 does
-    not support "multi_worker_mirrored" and "parameter_server". Each run starts new processes,
-    because TensorFlow must know the addresses of the cluster when it starts. The labkit rank acts
-    as evaluator.
-    After each epoch, the labkit rank receives the weights, and validates them outside the cluster.
-    In TensorFlow itself, a process with the task "evaluator" reads checkpoints during training. The
-    command `labkit tf-config --evaluator` configures an evaluator process for a script.
+    Training uses a custom loop, a `tf.function` of `strategy.run`. `fit` of Keras 3 does not
+    support "multi_worker_mirrored" and "parameter_server". Each run starts new processes, because
+    TensorFlow must know the addresses of the cluster when it starts. The labkit rank acts as
+    evaluator. After each epoch, the labkit rank receives the weights, and validates them outside
+    the cluster. In TensorFlow itself, a process with the task "evaluator" reads checkpoints during
+    training. The command `labkit tf-config --evaluator` configures an evaluator process for a
+    script.
 
-    Keras clips each replica's gradient before TensorFlow sums the gradients, and the losses of
-    replicas are multiplied by their share of rows. With several synchronous replicas, labkit raises
-    an error for `clipnorm` and similar options, summed losses, and masked outputs. With a single
+    Keras clips each replica's gradient before TensorFlow sums the gradients. The loss of each
+    replica is multiplied by its share of rows. With several synchronous replicas, labkit raises an
+    error for `clipnorm` and similar options, summed losses, and masked outputs. With a single
     worker, `clipnorm` and similar options, summed losses, and masked outputs are allowed. Parameter
     servers also allow clipping options, summed losses and masked outputs, because servers apply
     gradients one by one.

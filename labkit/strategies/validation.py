@@ -84,8 +84,8 @@ def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int)
 
     Args:
         experiment: The experiment to check.
-        parts: The noun for the parts that ranks store, such as "the slices of a model", for the
-            error message.
+        parts: The noun for the parts that ranks store, for the error message. An example of the
+            noun is "the slices of a model".
         replicas: The number of replicas among which a batch is divided.
     """
     if replicas == 1 and experiment.data_partition != IID:

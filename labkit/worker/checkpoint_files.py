@@ -115,8 +115,8 @@ class CheckpointWriter:
     def _write(self, copied: StateCopy) -> None:
         try:
             rank, owner = self._communicator.rank, self._context.owner or {}
-            # The folder's name contains the process id of the run's owner, because a killed owner's
-            # ranks may still write the same step.
+            # The ranks of a killed owner may still write the same step. The folder's name therefore
+            # contains the process id of the run's owner.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._context.folder) / half
             make_folder(folder, Path(self._context.folder).parent)
@@ -134,8 +134,8 @@ class CheckpointWriter:
         while not all(path.exists() for path in sums):
             polls += 1
             # A process that resumes the run removes unpublished checkpoint files. Without the check
-            # of the run's owner, the loop could wait forever for files that another process has
-            # removed.
+            # of the run's owner, the loop could wait forever. Another process may have removed the
+            # files for which the loop waits.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return
@@ -159,8 +159,8 @@ def _sum(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.json"
 
 
-# For each prefix of variable names, `_RESET` describes the state that is reset if the number of
-# ranks changes.
+# `_RESET` describes the state that is reset if the number of ranks changes. The keys of `_RESET`
+# are prefixes of variable names.
 _RESET = {
     "weights": "random states",
     "remembers": "states of compressors and exchanges, except residuals",
@@ -181,8 +181,8 @@ class StateRestorer:
         goes_on: Whether the run's record continues the record of the interrupted run.
 
     Attributes:
-        alone: Mapping from names of variables that differ between ranks to their values, which are
-            assigned when training begins.
+        alone: Mapping from names of variables that differ between ranks to their values. The values
+            are assigned when training begins.
         numbers: Numeric attributes of each user callback, which are assigned when training begins.
         dropped: Descriptions of state that cannot be restored and is therefore reset.
 
@@ -301,10 +301,10 @@ class StateRestorer:
     def _divide(self, state: CheckpointState) -> None:
         """Restore local state on a different number of ranks; only residuals can be restored.
 
-        Residuals are sent in later steps, where they become part of a mean over the ranks. If m
-        ranks had the residuals \\(e_r\\) and n ranks resume, the new residuals must add up to
-        \\(\\frac{n}{m} \\sum_r e_r\\). The factor n/m keeps the mean of the residuals over the
-        ranks unchanged, so no gradient is lost.
+        Residuals are sent in later steps, where they become part of a mean over the ranks. If n
+        ranks resume the training of m ranks, the residuals are scaled. The new residuals must add
+        up to n/m times the sum of the old residuals. The factor n/m keeps the mean of the residuals
+        over the ranks unchanged, so no gradient is lost.
         """
         experiment = self._manifest["experiment"]
         arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]

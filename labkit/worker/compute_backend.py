@@ -322,9 +322,9 @@ class ComputeBackend:
         for holder, values in state["shards"].items():
             self._shards[holder].take(values)
         steps, states = state["replica"]
-        # The limit on a worker's batches is high, because a fast worker may train on many more
-        # batches than its equal share. The limit on a worker's batches bounds the time that loading
-        # a damaged checkpoint can take.
+        # A fast worker may train on many more batches than its equal share. The limit on a worker's
+        # batches is therefore high. The limit on a worker's batches bounds the time that loading a
+        # damaged checkpoint can take.
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(

@@ -107,7 +107,7 @@ def _dense(inputs: int, outputs: int, draw: tf.random.Generator, name: str) -> l
 
 
 # Graph nodes with a type in `PLAIN` are not tasks. Each device that reads a constant gets its own
-# copy; a return node only passes on another node's value.
+# copy. A return node only passes on another node's value.
 PLAIN = ("Const", "_Retval")
 HOST = 0  # The device with the number `HOST` holds the batch and receives the loss.
 
@@ -166,10 +166,10 @@ class Traced:
     def placed(self, plan: PlacementPlan) -> Callable[..., tf.Tensor]:
         """Return the step as a function that follows the devices and task order of a plan.
 
-        To enforce the order, a control edge leads from each task of a device to the next task of
-        the same device. Control edges make a logical device run one task at a time, although the
-        processor could run more. The function has new variables with the values at the time of
-        tracing. The plan assigns the new variables to devices.
+        Control edges enforce the order of the tasks on a device. A control edge leads from each
+        task to the next task of the same device. Control edges make a logical device run one task
+        at a time, although the processor could run more. The function has new variables with the
+        values at the time of tracing. The plan assigns the new variables to devices.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops

@@ -156,9 +156,10 @@ FLOAT = 4  # The constant FLOAT is the size of a float32 in bytes.
 def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float]:
     """Measure copies between the first two devices; return rows, latency (s), bandwidth (bytes/s).
 
-    One graph copies a tensor back and forth; each copy takes a send, a receive and an identity
-    operation. The latency is the time of one copy of the smallest tensor. The bandwidth is infinite
-    if the largest tensor takes no longer than the smallest, as between devices that share memory.
+    One graph copies a tensor back and forth between two devices. Each copy takes a send, a receive
+    and an identity operation. The latency is the time of one copy of the smallest tensor. The
+    bandwidth is infinite if the largest tensor takes no longer than the smallest. Between devices
+    that share memory, the bandwidth may be infinite.
     """
     import tensorflow as tf
 

@@ -35,9 +35,10 @@ def step_graph(
     """Run a training step; return the executed graph with the time of each operation.
 
     The returned graph joins the partitions that TensorFlow's executors receive, one partition per
-    device. Three components of TensorFlow create the partitions: the placer, the graph optimizer
-    (Grappler), and the partitioner, which adds sends and receives between devices. Each time comes
-    from a profiler event. On a GPU, the event is only the launch of a kernel.
+    device. Three components of TensorFlow create the partitions of a graph. The components are the
+    placer, the graph optimizer (Grappler) and the partitioner. The partitioner adds sends and
+    receives between devices. Each time comes from a profiler event. On a GPU, the event is only the
+    launch of a kernel.
 
     Args:
         step: A Python function or a `tf.function`. TensorFlow traces the step again, so the step

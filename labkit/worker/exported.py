@@ -31,8 +31,8 @@ LOSSES: Mapping[str, Mapping[str, bool]] = {
     "SparseCategoricalCrossentropy": {"from_logits": True},
     "MeanSquaredError": {},
 }
-# The activations gelu and silu are not exported. Frameworks round the constants of gelu differently
-# (by 5e-9 in float64), and some frameworks use another name for silu.
+# The activations gelu and silu are not exported. Frameworks round the constants of gelu
+# differently, by 5e-9 in float64. Some frameworks use another name for silu.
 ACTIVATIONS = ("linear", "relu", "tanh", "sigmoid", "elu", "selu", "softplus")
 # The options in `_NAMES` do not affect the output of a layer whose weights are given.
 _NAMES = ("name", "dtype", "kernel_initializer", "bias_initializer")
@@ -127,9 +127,9 @@ def loss_of(loss: object) -> str:
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
     """Return the settings of SGD with a constant learning rate; refuse every other optimizer."""
     config = optimizer.get_config()
-    # The optimizer's class is compared by name, because the equivalence check uses a subclass of
-    # SGD that logs gradients. In the optimizer's config, a learning rate schedule is a dict, and a
-    # constant rate is a number.
+    # The optimizer's class is compared by name, not by identity. The equivalence check uses a
+    # subclass of SGD that logs gradients. In the optimizer's config, a learning rate schedule is a
+    # dict, and a constant rate is a number.
     if type(optimizer).__name__ != "SGD" or isinstance(config["learning_rate"], dict):
         raise InvalidInput(
             "ExternalFramework trains with SGD at a constant rate: after a change of the rate, "

@@ -89,7 +89,7 @@ class DataSource:
 
     @property
     def arrays(self) -> Arrays | None:
-        """The arrays x and y, or None if the data is a dataset or rank 0 sends the rows."""
+        """The arrays x and y, or None for a dataset or rows from rank 0."""
         return None if callable(self.train) else self.train
 
     @property

@@ -58,11 +58,12 @@ class Audit:
     r"""Verify each bucket of a compressed gradient exchange by two conservation laws.
 
     The conservation law of the residual holds on each rank after every step. The residual is the
-    sum of gradients minus the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t -
-    \sum_t s_t\). For DGC (deep gradient compression), the velocities obey a law of the same form.
-    The conservation law of the mean gradients holds over all ranks together. The sum of the mean
-    gradients equals the mean over the ranks of the sums of values sent, \(\frac1n \sum_r \sum_t
-    s_{r,t} = \sum_t \hat g_t\).
+    sum of gradients minus the sum of values sent. The residual after T steps is \(e_T = \sum_t g_t
+    - \sum_t s_t\) (see `ExpectedResidual`). For DGC (deep gradient compression), the velocities
+    obey a law of the same form. The conservation law of the mean gradients holds over all ranks
+    together. Each rank adds up the values that it sends. The mean of the ranks' sums equals the sum
+    of the mean gradients. In symbols, the law is \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat
+    g_t\).
 
     Each of the two conservation laws holds up to rounding errors. For mean gradients, the audit
     also allows rounding errors from the sum of compressed values.
@@ -230,7 +231,7 @@ def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
 class ExchangeInputLog(Hook):
     """A hook that logs gradients from backpropagation before ranks exchange them.
 
-    The hook also observes the buckets of the exchange, so that labkit can verify the inputs and
+    The hook also observes the buckets of the exchange. labkit can then verify the inputs and
     outputs of the exchange.
 
     Args:

@@ -22,7 +22,7 @@ from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
 def load(file: str | bytes) -> keras.Model:
-    """Load a saved model from a file or from bytes; set the float type of Keras for the model."""
+    """Load a saved model from a file or bytes, and set Keras's float type."""
     if isinstance(file, bytes):
         with NamedTemporaryFile(suffix=".keras") as temporary:
             temporary.write(file)
@@ -54,7 +54,8 @@ def predict(
     """
     rows = len(keras.tree.flatten(x)[0])
     _refuse_shapes(model, x)
-    # If x has no rows, the prediction of one row of zeros gives the shape of the empty result.
+    # If x has no rows, the model predicts one row of zeros. The prediction for zeros gives the
+    # shape of the empty result.
     if rows == 0:
         one = keras.tree.map_structure(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
         predictions = model.predict(one, verbose=0)
@@ -156,8 +157,8 @@ def _refuse_shapes(model: keras.Model, x: Batch) -> None:
         raise InvalidInput(f"x has {len(leaves)} arrays, but the model takes {len(specs)}")
     for spec, leaf in zip(specs, leaves, strict=False):
         expected, shape = spec.shape[1:], leaf.shape[1:]
-        # The shapes of x and of the model may differ in a last axis of length 1, which Keras adds
-        # or removes.
+        # Keras adds or removes a last axis of length 1. The shapes of x and of the model may
+        # therefore differ in the last axis.
         fits = None in expected or np.prod(shape) == np.prod(expected)
         if not fits:
             raise InvalidInput(

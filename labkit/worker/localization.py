@@ -54,9 +54,9 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
     """Train again on ranks and in one process; return where they first differ (collective).
 
     In the first step that differs, labkit compares each operation of the ranks. The expected values
-    come from one process, or from NumPy and the values of all ranks. Three results are compared:
-    the gradients of each rank, their mean over ranks, and the weights after the optimizer. The mean
-    is compared per bucket and per round of the allreduce.
+    come from one process, or from NumPy and the values of all ranks. labkit compares the gradients
+    of each rank, and their mean over ranks. labkit also compares the weights after the optimizer.
+    The mean is compared per bucket and per round of the allreduce.
 
     Returns:
         The step, layer, rank and operation of the first difference. The result is None if no logged
@@ -170,8 +170,8 @@ class _Search:
         has_layer = self._communicator.allgather(
             worst.layer in self._track.steps, "whether a rank has the layer"
         )
-        # The result names the first wrong rank if another rank with the layer is right, or if only
-        # one rank has the layer.
+        # The result names the first wrong rank in two cases. In the first case, another rank with
+        # the layer is right. In the second case, only one rank has the layer.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
         return FirstDifference(
             step=step,
@@ -223,9 +223,9 @@ class _Search:
     ) -> FirstDifference:
         """Find the cause of wrong gradients: a rank computes wrongly, or its batch is wrong.
 
-        Every rank computes the gradients of the batches of all ranks again. A rank computes
-        correctly if the sum of the gradients over all batches equals the gradient of one process.
-        A rank that computes correctly can identify the ranks whose gradients are wrong.
+        Every rank computes the gradients of the batches of all ranks again. A rank adds up its
+        gradients over all batches. A rank computes correctly if the sum equals the gradient of one
+        process. A rank that computes correctly can identify the ranks whose gradients are wrong.
         """
         local_log = self._ranks.local_gradients
         batch = (

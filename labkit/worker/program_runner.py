@@ -260,8 +260,8 @@ class SimulationKeeper(ProgramKeeper):
 class RankProgramKeeper(ProgramKeeper):
     """Saves checkpoints of programs on ranks; all ranks pause while they copy their states.
 
-    Rank 0 decides when the next checkpoint is due. One thread writes one file at a time, so a
-    checkpoint starts only after the previous one is written.
+    Rank 0 decides when the next checkpoint is due. One thread writes one file at a time. A
+    checkpoint starts only after the previous checkpoint is written.
     """
 
     def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:

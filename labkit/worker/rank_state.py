@@ -36,8 +36,8 @@ from labkit.strategies import TrainingState, Watcher
 from labkit.worker.feed import DataSource, Feed
 from labkit.worker.recorder import Progress, Recorder
 
-# A `CompileOption` is an argument of `keras.Model.compile`: a name, an object, or a nested
-# structure of names and objects.
+# A `CompileOption` is an argument of `keras.Model.compile`. A `CompileOption` is a name, an object,
+# or a nested structure of both.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
 
@@ -185,8 +185,8 @@ class RankState:
     def saved(self) -> bytes | None:
         """Return the trained model as the bytes of a .keras file, with a standard Keras optimizer.
 
-        If Keras cannot save the model, the result is None, and the output of this rank gives the
-        reason.
+        If Keras cannot save the model, the result is None. The output of this rank gives the reason
+        for the error.
         """
         optimizer = self.optimizer()
         rate = getattr(optimizer, "_learning_rate", None)
@@ -222,8 +222,9 @@ class RankState:
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     r"""A learning rate that grows linearly from one worker's rate to the scaled rate.
 
-    The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). Here η is the learning rate of one
-    worker, k the scaling factor, t the training step, and T the number of warmup steps.
+    The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). In the formula, η is the learning
+    rate of one worker. The factor k scales the learning rate. The symbol t is the training step,
+    and T the number of warmup steps.
 
     Reference: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
     """

@@ -16,8 +16,8 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # The recorder waits at least `SEND_EVERY` seconds between two reports.
-# All ranks act on a rank's request `AHEAD` steps after the request. The delay exceeds one step,
-# because with priority scheduling a rank may be one step ahead of another rank.
+# All ranks act on a rank's request `AHEAD` steps after the request. With priority scheduling, a
+# rank may be one step ahead of another rank. The delay of a request therefore exceeds one step.
 AHEAD = 2
 
 
@@ -99,7 +99,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
-        """Record the loss and row count of a step; `loss` is None if this rank does not know it."""
+        """Record the loss (None if unknown to this rank) and the row count of a step."""
         self._loss.assign(math.nan if loss is None else loss)
         self._samples.assign(0 if loss is None else samples)
 
@@ -256,8 +256,8 @@ class Progress(keras.callbacks.Callback):
             rank.
         taken: Total number of completed steps over all epochs.
         metrics: States of the Keras metrics at this position, saved by an interrupted training.
-        losses: Pairs (loss, rows) of the steps in this epoch; only strategies with their own
-            training step fill this list.
+        losses: Pairs (loss, rows) of the steps in this epoch. Only strategies with their own
+            training step fill the list `losses`.
     """
 
     def __init__(self, steps: int | None) -> None:

@@ -32,17 +32,17 @@ class Recovery(keras.callbacks.Callback):
     broadcasts its state, so no step is applied twice. If no survivor has taken step s, all
     survivors repeat step s with the same global batch \(B_s\). In a repeated step, the survivors
     divide the rows of the batch again, in proportion to their shares. The part of survivor r ends
-    at row \(\lfloor |B_s| C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every
+    at row \(\lfloor |B_s| C_r \rfloor\). The symbol \(C_r\) is the sum of the shares up to r. Every
     sample is trained once per epoch, even after a failure.
 
-    In an epoch with a failure, the metrics lack the rows of failed ranks, and count the rows of a
-    repeated step twice. Residuals and layer states of failed ranks are lost.
+    In an epoch with a failure, the metrics lack the rows of failed ranks. The metrics count the
+    rows of a repeated step twice. Residuals and layer states of failed ranks are lost.
 
     Args:
         session: Training session of this rank.
         exchange: Gradient exchange, which is reset after a failure.
-        provide_state: Function (fault record, seconds at which the failure was noticed) that
-            provides this rank's state to spare ranks.
+        provide_state: Function that provides this rank's state to spare ranks. The function
+            receives the fault record and the time of discovery in s.
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
@@ -144,9 +144,8 @@ class Recovery(keras.callbacks.Callback):
         If several ranks have taken the most steps, a rank that has ended the epoch provides the
         state.
 
-        Returns:
-            The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer
-            steps.
+        Returns: The number of steps to repeat (0 or 1). The second result counts the ranks that had
+            taken fewer steps.
         """
         progress, recorder = self._progress, self._session.recorder
         local_place = (progress.taken, progress.position.epoch)

@@ -83,7 +83,8 @@ Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optim
 LIMIT = 2**29  # The cached weights take at most `LIMIT` bytes in total.
 # The tolerance of weights is relative to the largest absolute weight.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-# The unit of 24 rows is a multiple of 2, 3, 4, 6, 8 and 12, so that remainders stay the same.
+# The unit of 24 rows keeps remainders the same. The number 24 is a multiple of 2, 3, 4, 6, 8 and
+# 12.
 UNIT = 24
 
 # The fields in `_OF_RANKS` do not affect the weights from training in one process.
@@ -99,8 +100,8 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     """Return fewer rows for the data set and for a batch, such that the remainders stay equal.
 
     Example: for 8 parts, 8,292 rows in batches of 1024 become 540 rows in batches of 64. The large
-        and the small data set have 8 full batches and one partial batch each, so they reveal the
-        same errors.
+        data set has 8 full batches and one partial batch. The small data set has equally many
+        batches, and reveals the same errors.
 
     Args:
         rows: Number of rows in the data set.
@@ -169,9 +170,9 @@ def _train(
         plan = plan_of(short, source.rows(process), shares, source.labels)
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    # If the user compiled the model with an optimizer, training uses the same object, because a
-    # copy may be incomplete. Without an optimizer from the user, training creates an optimizer with
-    # the learning rate of the ranks.
+    # If the user compiled the model with an optimizer, training uses the same object. A copy of the
+    # optimizer may be incomplete. Without an optimizer from the user, training creates an optimizer
+    # with the learning rate of the ranks.
     session.compile(
         watch(
             make()
@@ -200,8 +201,9 @@ def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> 
 class DenseGradients(Hook):
     """A hook that makes gradients of embeddings dense, as ranks do before they add gradients.
 
-    If a word occurs twice in a batch, Keras's Adam and similar optimizers square its two sparse
-    gradients separately, instead of their sum.
+    A word that occurs twice in a batch has two sparse gradients. Keras's Adam squares the two
+    sparse gradients separately, instead of their sum. Optimizers similar to Adam also square sparse
+    gradients separately.
     """
 
     name: ClassVar[str] = "dense"

@@ -48,7 +48,8 @@ class StalenessCorrection(NamedTuple):
         remedy: Name of the staleness correction.
         average: Expected staleness of gradients, in updates.
         share: Constant factor of each gradient. The factor is 1 / number of workers for stale
-            synchronous training that does not correct the learning rate, and otherwise 1.
+            synchronous training without corrections. In all other cases, the factor of a gradient
+            is 1.
         compensation: Factor λ of the delay compensation. The value 0 means no compensation.
     """
 

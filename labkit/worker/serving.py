@@ -53,11 +53,11 @@ class ServingResult:
     """The results of an inference benchmark on one rank.
 
     Attributes:
-        times: On rank 0, one row per call with the columns network, way (the strategy), batch_size,
-            what ("first", "batch" or "stream"), rows and seconds.
+        times: On rank 0, one row per call. The columns are network, way (the strategy), batch_size,
+            what, rows and seconds. The column `what` contains "first", "batch" or "stream".
         weights_bytes: For each strategy, the total bytes of weights on this rank.
-        differences: On rank 0, for each strategy, the largest absolute difference between its
-            predictions and those of one process.
+        differences: On rank 0, the largest prediction error of each strategy. The error is the
+            absolute difference from the predictions of one process.
         largest: On rank 0, the largest absolute value in the predictions of one process.
         precision: Machine epsilon of the dtype of the predictions.
     """
@@ -73,8 +73,8 @@ def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
     """Run an inference benchmark on this rank, and return its times (collective).
 
     For each strategy, network and batch size, the first call traces the graph; it is therefore
-    recorded separately. Strategies, networks and batch sizes take turns, so that other load on the
-    machine affects all of them equally.
+    recorded separately. Strategies, networks and batch sizes take turns. Other load on the machine
+    therefore affects all strategies equally.
 
     Raises:
         InvalidInput: If the model has several inputs or outputs, or if a strategy cannot divide it.
@@ -119,8 +119,8 @@ class _Benchmark:
         for network, over in self._communicators.items():
             self._ways[network, ALONE] = inference_server(over, reference_model, None, like)
             for name, strategy in spec.ways.items():
-                # Each inference server gets its own copy of the model, because dividing a model
-                # frees some of its weights.
+                # Each inference server gets its own copy of the model. A strategy that divides a
+                # model frees some of its weights.
                 model = inference.load(spec.file)
                 self._ways[network, name] = inference_server(over, model, strategy, like)
         self._times: list[Record] = []
@@ -131,8 +131,8 @@ class _Benchmark:
         cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
             self._time_call("first", place, size)
-            # A batch with one row reaches only one replica, so a stream of batches makes all
-            # replicas trace their graphs.
+            # A batch with one row reaches only one replica. A stream of batches makes all replicas
+            # trace their graphs.
             self._ways[place].stream([self._batches[size]] * self._spec.under_way)
         for what, count in (("batch", self._spec.repeats), ("stream", self._spec.streams)):
             for _ in range(count):

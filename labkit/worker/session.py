@@ -280,9 +280,9 @@ class TrainingSession(RankState):
     ) -> None:
         """Train with the step function of the strategy, see `labkit.strategies.Session`.
 
-        After the last epoch, `collect` gathers the weights of all ranks. The function `collect`
-        also runs after each epoch if the user's callbacks may read the weights, or if validation
-        needs them.
+        After the last epoch, `collect` gathers the weights of all ranks. After each epoch,
+        `collect` also runs if the user's callbacks may read the weights. The function `collect`
+        also runs after each epoch if validation needs the weights.
         """
         early = predict is None or self.experiment.callbacks is not None
 

@@ -28,11 +28,12 @@ class ReplicaDriftError(LabkitError):
 class ReplicaDriftCheck(keras.callbacks.Callback):
     """Compares the replicas' weights and optimizer states every few steps.
 
-    If the replicas differ, all ranks go back to the last common state and repeat the steps since
-    then. If a rank gets a different result in the repetition than before, this rank was faulty. An
-    error that occurs again in the repetition does not show which rank is wrong. If the repetition
-    identifies no rank and there are three or more ranks, a majority of the replicas decides. The
-    majority may be wrong, because ranks pass on partial sums from faulty ranks.
+    If the replicas differ, all ranks go back to the last common state. The ranks then repeat all
+    steps since the last common state. If a rank gets a different result in the repetition than
+    before, this rank was faulty. An error that occurs again in the repetition does not show which
+    rank is wrong. If the repetition identifies no rank, a majority of the replicas decides. A
+    decision by majority needs three or more ranks. The majority may be wrong, because ranks pass on
+    partial sums from faulty ranks.
 
     Args:
         session: Training session of this rank. This callback must run after all callbacks that
@@ -172,8 +173,8 @@ def _inject_faults(session: TrainingSession) -> None:
 class StepMonitor(keras.callbacks.Callback):
     """A callback that tells the fault injector and the NaN check each training step's number.
 
-    After a step, the callback also reports a loss that is NaN or infinite although all gradients
-    were finite.
+    A loss may be NaN or infinite although all gradients are finite. After a step, the callback also
+    reports a NaN or infinite loss.
     """
 
     def __init__(self, session: TrainingSession, recorder: Recorder) -> None:

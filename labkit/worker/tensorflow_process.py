@@ -76,12 +76,12 @@ class TensorFlowTraining:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
-            # many rows. Multiplying by the share of rows and by the number of replicas corrects the
-            # loss for unequal row counts.
+            # many rows. The loss is multiplied by the share of rows and the number of replicas. The
+            # two factors correct the loss for unequal row counts.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
-        # Gradients of embeddings are made dense, because the optimizer must add gradients of the
-        # same row before it squares them.
+        # Gradients of embeddings are made dense. The optimizer must add gradients of the same row
+        # before it squares the sum.
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
         ]
@@ -157,7 +157,7 @@ class CoordinatedTraining(TensorFlowTraining):
         epoch, place = divmod(self.number, per_epoch)
         if place == 0:
             self._ended = self.clock.now()
-        # Only one step is scheduled at first, so the time of the first step includes no work of
+        # At first, only one step is scheduled. The time of the first step thus includes no work of
         # later steps.
         ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
         while self._scheduled_steps < min(self.number + ahead, end):
@@ -214,8 +214,8 @@ class CoordinatedTraining(TensorFlowTraining):
                 batch_rows = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
                 return keras.tree.map_structure(lambda leaf: tf.gather(leaf, batch_rows), whole)
 
-            # After the last batch, the batch numbers start again from 0, because a fast worker
-            # takes more batches than an equal share.
+            # After the last batch, the batch numbers start again from 0. A fast worker takes more
+            # batches than an equal share.
             numbers = tf.data.Dataset.range(steps).repeat()
             whole = tf.data.Dataset.load(folder).cache().repeat()
             return tf.data.Dataset.zip(numbers, whole).map(gather_batch).prefetch(2)

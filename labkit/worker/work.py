@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class RemoteStream:
     """A rank's end of a progress stream, used if the rank and the submitter share no folder.
 
-    The rank publishes records as data of its ipyparallel call, so this object must be created
-    within that call. A request to stop arrives as an abort of the call. ipyparallel drops calls
-    that have not started, and marks a running call as aborted.
+    The rank publishes records as data of its ipyparallel call. A `RemoteStream` must therefore be
+    created within the ipyparallel call. A request to stop arrives as an abort of the call.
+    ipyparallel drops calls that have not started. ipyparallel marks a running call as aborted.
     """
 
     def __init__(self) -> None:
@@ -270,8 +270,8 @@ def _memory(session: TrainingSession) -> Memory:
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    # All workers of a simulation share one process, so the memory use of the process is not that of
-    # one worker.
+    # All workers of a simulation share one process. The memory use of the shared process is not
+    # that of one worker.
     look = workers == 1 and not experiment.uses_programs
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
@@ -285,14 +285,17 @@ def _events(timeline: Timeline | None) -> list[Event]:
 def main(payload: bytes) -> Any:
     """Run a task's function on this rank; this is the function that an engine process calls.
 
-    The task has the entries `call` (function and arguments, pickled), `ranks`, `spares` (number of
-    spare ranks), and `limit` (timeout). The task also has the entries `network`, `folder`,
-    `modules`, `luggage` and `environment`. If the task has `stream` (a folder) and `submitter` (a
-    process), the function also receives `report` and `stop_asked`, see `labkit.records.stream`. The
-    entry `deaths` of the task is the number of earlier rank failures.
+    A task has the entries `call`, `ranks`, `spares` and `limit`. The entry `call` holds a function
+    and its arguments, pickled. The entry `spares` is the number of spare ranks, and `limit` a
+    timeout. The task also has the entries `network`, `folder`, `modules`, `luggage` and
+    `environment`. The entry `stream` of a task is a folder, and `submitter` a process. With
+    `stream` and `submitter`, the function also receives `report` and `stop_asked`. The module
+    `labkit.records.stream` explains `report` and `stop_asked`. The entry `deaths` of the task is
+    the number of earlier rank failures.
 
     A rank that fails writes its error to a status table, which all ranks read. If a rank fails, the
-    ranks that wait for it raise an error, so every engine process remains usable.
+    ranks that wait for it raise an error. Every engine process therefore remains usable after a
+    failure.
 
     Returns:
         The function's result, the failed ranks, and the number of this rank. An unneeded spare rank
@@ -337,8 +340,8 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
         communicator.release_spares()
-    # A rank failure at the end does no harm: the result is complete, and the failed rank's engine
-    # restarts.
+    # A rank failure at the end does no harm, because the result is complete. The engine of the
+    # failed rank restarts.
     with suppress(RankDied):
         communicator.close()
     return result, communicator.lost, communicator.number

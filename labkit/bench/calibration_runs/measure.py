@@ -55,8 +55,8 @@ from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
 # The networks `FAST` and `SLOW` have data rates that no network preset of labkit has. The
-# calibration times no training step on a preset network, so a forecast for a preset is a
-# prediction.
+# calibration times no training step on a preset network. A forecast for a preset network is
+# therefore a prediction.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 # The constant WHOLE is the duration of a training run, divided by the measurement time
@@ -68,8 +68,8 @@ TRAINED = (
 )
 # The constant STEPS contains the minimum and the maximum number of steps of a training run.
 STEPS = (WARM_UP + 24, 200)
-# The constant STRETCH is the number of training steps in a timed block, unless the strategy has an
-# averaging period.
+# The constant STRETCH is the default number of training steps in a timed block. If a strategy has
+# an averaging period, a block contains one period.
 STRETCH = 4
 
 
@@ -131,10 +131,10 @@ def calibrate(
             object, a name, or a mapping of fields. None selects all compressors that have defaults
             for all fields.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
-        keep: Whether to merge the result into the stored calibration. labkit stores one calibration
-            for each machine and each set of package versions.
-        file: Path of a calibration file to use instead of the stored calibration; the result is
-            always merged into this file.
+        keep: Whether to merge the result into the stored calibration. A stored calibration belongs
+            to one machine and one set of package versions.
+        file: Path of a calibration file that replaces the stored calibration. The result is always
+            merged into the given file.
         progress: Function that is called with each line of progress.
 
     Returns: The calibration. It includes earlier measurements, unless `keep` is False and `file` is

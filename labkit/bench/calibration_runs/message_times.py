@@ -28,8 +28,8 @@ LEVELS = {"shared_memory": "memory", "ring": "host", "butterfly": "host", "mpi":
 LINK = "1GbE"  # The constant LINK names the preset of the emulated network.
 MEETINGS = 200
 SMALL, LARGE = 64, 2**22  # The constants SMALL and LARGE are message sizes in bytes.
-# The constant PARCELS is the number of small gradient buckets in the timed exchange that overlaps
-# with other work.
+# The constant PARCELS is the number of small gradient buckets in an exchange. The timed exchange of
+# the buckets overlaps with other work.
 PARCELS = 5
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
 
@@ -119,8 +119,8 @@ def _buckets(
         return lambda: [each.numpy() for each in traced()]
 
     several = ((SMALL // 4,),) * PARCELS
-    # With eager=True, a separate thread exchanges the buckets even without a free core, so the
-    # measurement includes the thread's cost.
+    # With eager=True, a separate thread exchanges the buckets even without a free core. The
+    # measurement thus includes the cost of the separate thread.
     one = Exchange(communicator, "shared_memory", "overlap", LARGE, eager=True)
     apart = Exchange(communicator, "shared_memory", "overlap", SMALL, eager=True)
     exchanges = {"local": None, "one": one, "apart": apart}

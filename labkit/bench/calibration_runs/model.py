@@ -36,8 +36,8 @@ class ModelSeen:
     """The measurement of one model at one batch size.
 
     Attributes:
-        steps: Step times in seconds, as nested dictionaries: number of concurrent ranks, kind of
-            step, and one median per round.
+        steps: Step times in seconds, by number of concurrent ranks and kind of step. Each kind of
+            step has one median step time per round.
         read: Seconds to read a batch.
         layers: Costs of the layers of the model.
         memory: Bytes of stored activations per row of the batch.
@@ -95,7 +95,7 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
     """Return the cost of each block of layers: its shares of the model's forward and backward time.
 
     A model that cannot be split counts as one block. The time of each block excludes the overhead
-    of a function call. labkit measures the overhead with a block without layers.
+    of a function call. A block without layers measures the overhead of a function call.
     """
     from labkit.model_parallel.stages import Blocks, block_passes, footprint
 
@@ -181,8 +181,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    The added time is a joint step's time minus three times: of an independent step, of the gradient
-    bucket, and of its allreduce.
+    The added time is a joint step's time minus three other times. The subtracted times are of an
+    independent step, a gradient bucket, and an allreduce.
 
     Args:
         cluster: Cluster of the ranks.
@@ -215,9 +215,10 @@ def cost(
 ) -> StepCost:
     """Return the cost of each part of a step, from the times of steps with and without it.
 
-    Each kind of step does the same work as the previous kind, and one further part of the training
-    step. The medians of all parts add up to the median time of the whole training step. The spread
-    of a part's cost states how much the cost varies between the rounds of measurement.
+    Each kind of step does the work of the previous kind and more. The additional work is one
+    further part of a training step. The medians of all parts add up to the median time of the whole
+    training step. The spread of a part's cost states how much the cost varies between the rounds of
+    measurement.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}

@@ -19,12 +19,12 @@ from labkit.worker.session import TrainingSession
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed
 
-# The constant WARM is the number of untimed steps at the start of `fit`; the first step traces the
-# graph.
+# The constant WARM is the number of untimed steps at the start of `fit`. The first step of `fit`
+# traces the graph.
 WARM = 5
 TURN = 0.2  # The constant TURN is the maximum time in seconds of one kind of step in a round.
-# From the numbers in LENGTHS, labkit uses the largest number of successive steps that take at most
-# TURN seconds together.
+# The constant LENGTHS contains the possible numbers of successive steps. The measurement uses the
+# largest number of steps that fits into TURN seconds.
 LENGTHS = (10, 5, 2, 1)
 # The constants LEAST and MOST are the minimum and the maximum number of rounds.
 LEAST, MOST = 3, 50
@@ -36,8 +36,8 @@ class StepTimes(NamedTuple):
     """The measurement of a model at one batch size.
 
     Attributes:
-        steps: Step times of the slowest rank in seconds, as nested dictionaries: number of
-            concurrent ranks, kind of step, and one median per round.
+        steps: Seconds per step of the slowest rank, by concurrent ranks and step kind. Each kind of
+            step has one median step time per round.
         read: Seconds to read a batch without concurrent work.
         session: The training session, for further measurements of its model.
     """
@@ -79,8 +79,8 @@ def measured(
         source = read(experiment, own)
         fields: dict[str, Any] = {"workers": own.size, "batch_size": own.size * rows}
         if not callable(source.train):
-            # The training has whole batches and enough epochs for all rounds of measurement; the
-            # callback `Turns` ends the training.
+            # The training has whole batches and enough epochs for all rounds of measurement. The
+            # callback `Turns` ends the training after the last round.
             steps = max(1, source.rows(own) // fields["batch_size"])
             most = WARM + MOST * len(circles) * LENGTHS[0] + 2
             fields |= {"steps_per_epoch": steps, "epochs": -(-most // steps)}

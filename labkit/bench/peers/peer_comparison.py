@@ -32,8 +32,8 @@ from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
 
 TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max_ms")
-# The constants START and CASE are timeouts in seconds for the start of a framework and for each
-# benchmark case.
+# The constants START and CASE are timeouts in seconds. START limits the start of a framework, and
+# CASE limits each benchmark case.
 START, CASE = 120.0, 300.0
 RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
@@ -57,8 +57,8 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
 class PeerComparison:
     """Measurements of other frameworks, in turn with labkit, on the same cases and in the same way.
 
-    Each call of `turn` starts new processes on this machine; each process has one thread, and
-    processes communicate over loopback. At any time, processes of only one framework run, so that
+    Each call of `turn` starts new single-threaded processes on this machine. The processes of a
+    framework communicate over loopback. At any time, processes of only one framework run, so that
     frameworks do not slow each other down.
 
     Args:
@@ -68,8 +68,8 @@ class PeerComparison:
         workers: Number of processes of each framework.
 
     Attributes:
-        remarks: One sentence for each framework that is not installed, fails, or ends with unequal
-            weights on its ranks.
+        remarks: One sentence for each framework that is not installed or fails. A framework also
+            gets a sentence if its ranks end with unequal weights.
 
     Raises:
         InvalidInput: A framework is unknown.
@@ -202,8 +202,8 @@ def _commands(peer: Installation, task: Task) -> list[list[str]]:
             [peer.python, *RANK, json.dumps(task | {"rank": rank})] for rank in range(task["size"])
         ]
     rank = [peer.python, *RANK, json.dumps(task)]
-    # Horovod's background thread polls MPI, so MPI yields its core when idle, and each process is
-    # bound to a core.
+    # Horovod's background thread polls MPI, so MPI yields its core when idle. If there are enough
+    # cores, each process is bound to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
     mca = ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^tcp")
@@ -225,9 +225,9 @@ def _mpirun(python: str) -> str:
 
 
 def _environment(peer: Installation) -> dict[str, str]:
-    # The environment contains no MPI variables, with which the framework's ranks would join the MPI
-    # job of this process. As on labkit's ranks, each process has one thread that computes, and one
-    # thread that may wait for messages.
+    # The environment of a framework's ranks contains no MPI variables. MPI variables would connect
+    # the framework's ranks to this process's MPI job. As on labkit's ranks, each process has one
+    # thread that computes. A second thread of each process may wait for messages.
     return (
         outside_mpi(peer.python)
         | computing(1)

@@ -4,8 +4,8 @@
 
 All measured frameworks ("peers") use the shared-memory barrier of this module. Their steps are
 timed in the same way as labkit's steps. `labkit.frameworks.foreign` starts this module. The module
-depends only on NumPy, because it runs in the framework's Python, which may lack MPI and labkit's
-dependencies. Rank 0 prints the results.
+depends only on NumPy, because it runs in the framework's Python. The framework's Python may lack
+MPI and labkit's dependencies. Rank 0 prints the results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from numpy.typing import ArrayLike
 from labkit.bench.steps import CASES
 from labkit.bench.timing import STEPS, Step, time_interleaved
 
-# The constant LIMIT is the maximum time in seconds that a process waits for another process at the
-# barrier.
+# At the barrier, a process waits at most LIMIT seconds for another process.
 LIMIT = 120.0
 # The dictionary MODULES maps each framework to the labkit module that measures it.
 MODULES = {

@@ -50,8 +50,8 @@ class Plan(NamedTuple):
     """The transports to measure, and the places where their two processes run.
 
     Attributes:
-        ways: Pairs of a transport and a place (such as shared memory, or TCP on loopback), in order
-            of measurement.
+        ways: Pairs of a transport and a place, in order of measurement. A place is, for example,
+            shared memory or TCP on loopback.
         left_out: Sentences that state which transports are omitted and why.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
     """
@@ -102,10 +102,11 @@ def plan(
 def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> list[Row]:
     """Measure the transfer of arrays between two processes, with each transport in turn.
 
-    One process sends an array of random bytes to the other process, which sends the array back
-    without a copy. The time of a transfer is half of the median round-trip time. The round trips of
-    one transport and size take about 0.3 s. In one traced call, TensorFlow's tasks send an array
-    back and forth 32 times, or twice if the array is larger than 1 MiB.
+    One process sends an array of random bytes to the other process. The other process sends the
+    array back without a copy. The time of a transfer is half of the median round-trip time. The
+    round trips of one transport and size take about 0.3 s. In one traced call, TensorFlow's tasks
+    send an array back and forth 32 times. Arrays larger than 1 MiB go back and forth twice per
+    call.
 
     Args:
         wanted: Plan of the measurement, from `plan`.
@@ -197,8 +198,8 @@ def processes(wanted: Plan) -> Iterator[Asking]:
 
         def ask(way: Way, question: Question) -> Any:
             processes = each[_key(way)]
-            # TensorFlow's task 0 needs the process id of task 1, because task 0 reads the CPU time
-            # of task 1.
+            # TensorFlow's task 0 reads the CPU time of task 1. Task 0 therefore needs the process
+            # id of task 1.
             other = {"other": int(processes.ready[1])} if way.transport == GRPC else {}
             processes.ask({**question, **other})
             return json.loads(processes.answer())

@@ -26,11 +26,10 @@ from labkit.frameworks.tcp_counters import connections, open_socket, socket_inod
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# The constant WARM is the number of warm-up round trips; LEAST and MOST limit the number of timed
-# round trips.
+# The constant WARM is the number of warm-up round trips. The constants LEAST and MOST limit the
+# number of timed round trips.
 WARM, LEAST, MOST = 3, 3, 200
-# The constant BUDGET is the time in seconds for the round trips of one transport and one array
-# size.
+# The round trips of one transport and one array size take BUDGET seconds.
 BUDGET = 0.3
 # The constant LIMIT is a timeout in seconds, which includes the measurements of other transports.
 LIMIT = 3600.0

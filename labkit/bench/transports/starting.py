@@ -46,10 +46,11 @@ _WAYS_TCP = (
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
 _FRAGMENTS = (*_WAYS_TCP, "from the received fragment into the MPI window")
-# The lists in `_COPIES` name each copy of an array by a transport, according to the transport's
-# source code. With gRPC, the sender copies no large tensor, and the receiver copies it out of
-# gRPC's slices (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and
-# tensor_coding.cc).
+# The lists in `_COPIES` name each copy that a transport makes. The lists of copies follow each
+# transport's source code. With gRPC, the sender copies no large tensor. With gRPC, the receiver
+# copies a large tensor out of gRPC's slices. See
+# tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc for gRPC's
+# copies.
 _GRPC = (*_WAYS_TCP, "from gRPC's received slices into a tensor")
 _STAGED = "from the sender's array into memory that the receiver may read"
 _PUT = ("by the MPI put, which RDMA hardware executes without the CPU",)
@@ -157,9 +158,10 @@ def predict(
 
     \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
 
-    where m messages of latency λ are sequential, n bytes pass a link of β bytes/s, and c copies are
-    made at γ bytes/s. The formula assumes that messages, the transfer and the copies do not
-    overlap. The formula for the time neglects kernel load, small packets and memory registration.
+    where m is the number of sequential messages, and λ is the message latency. The link transfers n
+    bytes at a bandwidth of β bytes/s. The transport makes c copies of the n bytes at γ bytes/s. The
+    formula assumes that messages, the transfer and the copies do not overlap. The formula for the
+    time neglects kernel load, small packets and memory registration.
 
     Args:
         sizes: Array sizes in bytes.
@@ -210,8 +212,8 @@ _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "
 def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses]:
     """Start two MPI ranks in one of the places `labkit.bench.transports.starting.PLACES`.
 
-    For TCP, each rank gets a different host name. If both ranks had the same host name, Open MPI
-    would access a window through shared memory, whatever the network is.
+    For TCP, each rank gets a different host name. With equal host names, Open MPI would access a
+    window through shared memory. Open MPI would then ignore the network between the two ranks.
 
     Args:
         place: Where the two ranks run and communicate, such as "TCP on loopback".
@@ -237,8 +239,8 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        # The command line sets Open MPI's parameters `btl` and `osc`, because their values depend
-        # on the place of the measurement.
+        # The command line sets Open MPI's parameters `btl` and `osc`. The values of `btl` and `osc`
+        # depend on the place of measurement.
         del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]

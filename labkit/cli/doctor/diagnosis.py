@@ -12,7 +12,7 @@ from typing import Literal
 
 from labkit.common.errors import LabkitError
 
-# The constant LIMIT is a timeout in seconds; TensorFlow's first import from a slow disk takes most
+# The constant LIMIT is a timeout in seconds. TensorFlow's first import from a slow disk takes most
 # of a minute.
 LIMIT = 120.0
 
@@ -22,10 +22,11 @@ class Diagnosis:
     """A finding of `labkit doctor`, printed as one line.
 
     Attributes:
-        state: "ok" if there is no problem, "note" if runs work in spite of the problem, or "broken"
-            if the problem prevents runs.
+        state: "ok" if there is no problem, otherwise "note" or "broken". "note" means that runs
+            work in spite of the problem. "broken" means that the problem prevents runs.
         what: A description of the finding.
-        fix: A shell command or advice that solves the problem; "" if there is no problem or no fix.
+        fix: A shell command or advice that solves the problem. An empty `fix` means that no problem
+            or no fix exists.
     """
 
     state: Literal["ok", "note", "broken"]

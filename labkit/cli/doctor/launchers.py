@@ -85,8 +85,8 @@ def worlds() -> Iterator[Diagnosis]:
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
         "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],
     }
-    # The launches with srun and with mpiexec run one after the other, because concurrent
-    # allocations would compete for nodes.
+    # The launches with srun and with mpiexec run one after the other. Concurrent allocations would
+    # compete for Slurm nodes.
     for launch, command in launches.items():
         done = output([*login(), *command], launcher.environment(over_hosts=True))
         wrong = trouble(done, RANKS)

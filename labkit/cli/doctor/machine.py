@@ -18,8 +18,8 @@ from labkit.common.files import runtime_folder, usable_cores
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.records import store
 
-# The constants MEMORY, DISK and SHARED are minimum free spaces in GiB. A run of two ranks may fail
-# if memory, disk or shared memory has less free space than the minimum.
+# The constants MEMORY, DISK and SHARED are minimum free spaces in GiB. Below the minimum free
+# space, a run of two ranks may fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
 # Ranks on one host store their gradient buckets in the in-memory file system /dev/shm.
 SHARED_MEMORY = Path("/dev/shm")

@@ -113,8 +113,8 @@ def slurm() -> Iterator[Diagnosis]:
     yield Diagnosis("ok", f"slurm: nodes: {shown}{f'; in allocation {job}' if job else ''}")
 
 
-# The dictionary EXTENSIONS maps each JupyterLab extension that live figures need to the Python
-# package that provides the extension.
+# Live figures in a notebook need some JupyterLab extensions. The dictionary EXTENSIONS maps each
+# JupyterLab extension to its Python package.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 

@@ -24,8 +24,8 @@ RANKS = 2
 # The environment variables in `_BINDERS` can make OpenMP bind the threads of each rank to cores.
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# Each rank prints its report as JSON in a single write, so that lines of different ranks do not
-# mix.
+# Each rank prints its JSON report in a single write. With several writes, lines of different ranks
+# could mix.
 RANK = """
 import json, os, socket, sys
 from mpi4py import MPI
@@ -123,8 +123,8 @@ def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
     if done.returncode != 0:
         return f"{Path(str(done.args[0])).name}: {last_line(done)}"
     reports = rank_reports(done)
-    # If mpi4py and mpiexec use different MPI libraries, each process is rank 0 of a world of one
-    # process.
+    # The package mpi4py and mpiexec may use different MPI libraries. With different MPI libraries,
+    # each process is rank 0 of its own world.
     if [rank["size"] for rank in reports] != [ranks] * ranks:
         library = reports[0]["library"] if reports else "nothing"
         return (
@@ -193,8 +193,8 @@ ranks.close()
 def deaths() -> Iterator[Diagnosis]:
     """Report whether ranks survive the death of another rank.
 
-    The check kills a rank, because the build flags of an MPI library do not prove that it is fault
-    tolerant.
+    The check kills a rank to test the MPI library's fault tolerance. The build flags of an MPI
+    library do not prove fault tolerance.
     """
     command = [
         # If no network namespace is possible, mpiexec runs without one; the check `ranks` reports

@@ -54,8 +54,8 @@ class Docstring:
     def argument(self, name: str, names: Iterable[str]) -> str:
         """Return an argument's description in the section "Args"; `names` lists all arguments."""
         every = "|".join(map(re.escape, names))
-        # In a docstring, the entry of an argument begins a line or follows a semicolon, as in "x:
-        # first; y: second".
+        # In a docstring, an argument's entry begins a line or follows a semicolon. An example of
+        # two entries is "x: first; y: second".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
         parts = zip(starts, ends, strict=True)
@@ -105,7 +105,8 @@ def _dollars(text: str) -> str:
     return re.sub(r"\\[()]", "$", text)
 
 
-# A `Member` stands for a method: a class, a function, or a text if the method is no Python object.
+# A `Member` stands for a method: a class, a function or a text. A text stands for a method that is
+# no Python object.
 Member: TypeAlias = "type | Callable[..., Iterable[Round] | ScheduleTable] | str"
 
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
@@ -331,8 +332,8 @@ def sources(notebooks: Path) -> dict[Path, str]:
 def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Path]:
     """Return the notebooks that use a method; those that name it most often come first.
 
-    A notebook uses a method if its code contains the method's name, or the name of the mapping of
-    the method's family.
+    A notebook uses a method if its code contains the method's name. Code that names the mapping of
+    the method's family also uses the method.
     """
     name = re.compile(rf'"{method.name}"' if '"' in family.template else rf"\b{method.name}\b")
     named = {path: len(name.findall(text)) for path, text in code.items()}

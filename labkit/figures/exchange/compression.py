@@ -52,9 +52,10 @@ def bandwidth(
 ) -> Figure:
     """Draw the predicted step time of each method over bandwidth, and mark the fastest methods.
 
-    The predicted step time is the measured compute and codec time, plus the time that the links
-    need for the measured bytes. Markers show steps that were measured on emulated networks (median,
-    p10 to p90). The figure omits runs that failed their equivalence check.
+    The predicted step time is the sum of compute, codec and link time. The compute and codec times
+    are measured. The link time is the time that the links need for the measured bytes. Markers show
+    steps that were measured on emulated networks (median, p10 to p90). The figure omits runs that
+    failed their equivalence check.
 
     Args:
         runs: Runs to compare.
@@ -200,13 +201,14 @@ def _in_words(candidate: MethodCost, over: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    r"""The speed-up \(s = T_b / T_c\) of run c over its baseline b; T is the median step time.
+    r"""The speed-up \(s = T_b / T_c\) of a run c over its baseline b in median step time.
 
     Attributes:
         entry, baseline: The compressed run c, and its baseline, the run b without compression.
         speed: Speed-up s.
         low, high: Bounds of the speed-up. `low` is the baseline's p10 step time divided by the
-            run's p90, and `high` is the baseline's p90 divided by the run's p10.
+            run's p90 step time. `high` is the baseline's p90 step time divided by the run's p10
+            step time.
     """
 
     entry: RunEntry
@@ -235,8 +237,8 @@ def summarize_compression(
 
     Args:
         runs: Runs with and without gradient compression.
-        baseline: Run with which all other runs are compared; default: for each compressed run, the
-            uncompressed run whose other parameters are equal.
+        baseline: Run with which all other runs are compared. By default, each compressed run is
+            compared with the uncompressed run of equal other parameters.
         target: Accuracy that a run must reach; time and bytes are counted until then. Default: the
             lowest accuracy among the baseline's seeds.
 

@@ -88,8 +88,8 @@ def summarize_compression_stats(run: Run) -> Markdown:
         LabkitError: The run has no compression statistics.
     """
     observed = observations(run)
-    # Infinite values are dropped, because an infinite error, for example relative to a zero
-    # gradient, would make the mean infinite.
+    # Infinite values are dropped, because infinite values would make the mean infinite. An error
+    # relative to a zero gradient is infinite.
     finite = observed.replace([np.inf, -np.inf], np.nan)
     layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
     cosine = layers["cosine"].dropna()

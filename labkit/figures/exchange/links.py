@@ -133,9 +133,9 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """Return the time of two-sided messages divided by that of one-sided ones, per placement.
 
-    `low` is a lower bound: the minimum of the two-sided times, divided by the 90th percentile of
-    the one-sided times. `high` is an upper bound: the 90th percentile of the two-sided times,
-    divided by the minimum of the one-sided times.
+    `low` is a lower bound of the ratio of times. `low` is the minimum two-sided time, divided by
+    the 90th percentile of one-sided times. `high` is an upper bound of the ratio of times. `high`
+    is the 90th percentile of two-sided times, divided by the minimum one-sided time.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]

@@ -66,8 +66,8 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
 
     Args:
         runs: Runs to draw.
-        steps: Numbers of the training steps to draw; default: three consecutive steps of typical
-            duration, after the first 10 steps.
+        steps: Numbers of the training steps to draw. The default is three consecutive steps of
+            typical duration, after the first 10 steps.
 
     Raises:
         LabkitError: A run has no timeline.
@@ -168,10 +168,10 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
     exchange time summed over all buckets. `exposed_ms`, \(E\) in formulas, is the time in which
     training waits for communication; `hidden_ms` is \(C - E\). `ideal_ms` is the communication time
-    that would be hidden if the link exchanged the buckets in the best order and without pauses.
-    `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no communication can be hidden.
-    `against_sequential_ms` is the step time of the comparable run without overlap, minus the step
-    time of this run.
+    that an ideal exchange would hide. An ideal exchange sends the buckets in the best order and
+    without pauses. `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no communication
+    can be hidden. `against_sequential_ms` is the step time of the comparable run without overlap,
+    minus the step time of this run.
 
     Raises:
         LabkitError: A run has no timeline.
@@ -216,8 +216,8 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """Return the run without overlap that equals `run` in all fields but schedule and buckets."""
     if _is_sequential(run):
         return None
-    # All fields that are not in `_FREE` must be equal, so that only the schedule can explain a
-    # difference in time.
+    # All fields that are not in `_FREE` must be equal. With equal fields, only the schedule can
+    # explain a difference in time.
     sequential = filter(_is_sequential, runs)
     return next((other for other in sequential if _other_fields(other) == _other_fields(run)), None)
 
@@ -298,14 +298,14 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     below = 36 + _LINE * max(map(len, names), default=0)
     details = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
-    # Bars are stacked, so that readers can compare the sum of the parts with the measured step time
-    # (diamond).
+    # Stacked bars show the sum of the parts of a step. Readers can compare the sum with the
+    # measured step time (diamond).
     figure.update_layout(barmode="stack")
     return figure
 
 
 def _in_words(costs: StepCosts) -> str:
-    """Describe the parts of a step, such as `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
+    """Describe the parts of a step, such as `compute 3 ms, codec 1 ms`."""
     return ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in PARTS)
 
 
@@ -347,7 +347,7 @@ def _label_lines(label: str, bars: int) -> list[str]:
     """Break a label into lines; long words are broken after brackets and underscores."""
     # Each line has room for at least nine letters, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank is inserted at each possible break of a word; the last statement of the function
+    # A blank is inserted at each possible break of a word. The last statement of the function
     # removes unused blanks.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")

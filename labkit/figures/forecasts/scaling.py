@@ -31,8 +31,8 @@ def scaling_table(
 ) -> pd.DataFrame:
     """Return a row per forecast or run: name, kind, workers, efficiency, samples/s, step (s).
 
-    The efficiency of a run is its samples/s per worker, divided by the samples/s of a run with one
-    worker.
+    The efficiency of a run is the ratio of two speeds in samples/s. The speed per worker is divided
+    by the speed of a run with one worker.
 
     Raises:
         InvalidInput: The measured runs of a name include no run with one worker.
@@ -87,8 +87,8 @@ def forecast_scaling(
         measured: Measured runs, with the names of the forecasts as keys. For each name, one run has
             a single worker. Each run is paired with a forecast in which all ranks share this
             machine.
-        weak: Whether the batch size per rank is constant (weak scaling); if false, the ranks divide
-            one batch of constant size (strong scaling).
+        weak: Whether the batch size per rank is constant (weak scaling). If `weak` is false, the
+            ranks divide one batch of constant size (strong scaling).
     """
     table = scaling_table(foreseen, measured, weak)
     looks = lines(table["name"])
@@ -164,8 +164,8 @@ def _with_band(name: str, value: float, forecast: Forecast) -> dict[str, float]:
 
 
 WORST = 5  # number of settings in the list of the largest errors
-# Each row is one setting, from `tests.acceptance.forecasts.comparison.compared`, with the fields
-# case, network, predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error and group.
+# Each row is one setting from `tests.acceptance.forecasts.comparison.compared`. The fields of a row
+# are case, network, predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error and group.
 Compared = Sequence[Mapping[str, Any]]
 
 

@@ -31,7 +31,8 @@ BANDS = (
     "with the most steps. A strategy is fastest if its slowest seed is faster than the fastest "
     "seed of every other strategy"
 )
-# `CELL` is the height of a map row in pixels, `AXIS` the height of the axis above the map.
+# The constant `CELL` is the height of a map row in pixels. The constant `AXIS` is the height in
+# pixels of the axis above the map.
 CELL, AXIS = 34, 56
 
 
@@ -39,10 +40,11 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
     """Return the fastest strategy and its gain for each latency, worker count and bandwidth.
 
     `gain` is the fraction of the reference strategy's time that the winner saves. If the gain is
-    below 5 %, the reference strategy counts as the winner. If the times have ranges over seeds, a
-    strategy wins only if its slowest seed is faster than every seed of the other strategies. The
-    winner must also be the reference strategy, or save at least 5 % of the reference strategy's
-    time. If no strategy is a clear winner, the winner is "not distinguishable".
+    below 5 %, the reference strategy counts as the winner. If times have ranges over seeds, the
+    winner's slowest seed is compared. A strategy wins only if its slowest seed beats every seed of
+    other strategies. A winner must save at least 5 % of the reference strategy's time. The
+    reference strategy itself can win without a saving of 5 %. If no strategy is a clear winner, the
+    winner is "not distinguishable".
 
     Raises:
         InvalidInput: The reference strategy `usual` is not on the map.
@@ -68,9 +70,9 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
 def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str = "") -> Animation:
     """Draw a map of the fastest strategy per setting, and of the fraction of time that it saves.
 
-    On the map, bandwidth increases to the right and the number of workers upwards; a slider selects
-    the latency. A strategy counts as faster if it saves at least 5 % of the reference strategy's
-    time. Its range over seeds must also overlap no other strategy's range.
+    On the map, bandwidth increases to the right and the number of workers upwards. A slider selects
+    the latency for which the map is shown. A strategy counts as faster if it saves at least 5 % of
+    the reference strategy's time. Its range over seeds must also overlap no other strategy's range.
 
     Args:
         places: Map points from `Study.map`: the times of all strategies for each latency, worker
@@ -203,7 +205,7 @@ def _cells(
 
 
 Inputs = Mapping[str, Sequence[Run]]  # `Inputs` groups runs by their input, "real" or "synthetic".
-# A link counts as fast with a bandwidth of at least `FAST` (bytes/s) and a latency of at most
+# A fast link has a bandwidth of at least `FAST` (bytes/s). The latency of a fast link is at most
 # `PROMPT` (s).
 FAST, PROMPT = 1e10 / 8, 1e-4
 

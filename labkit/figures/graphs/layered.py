@@ -22,8 +22,7 @@ LAYER = 42  # vertical distance between two layers, in pixels
 BEND = 0.35  # In each layer that an edge crosses, the edge takes this fraction of a node's width.
 LOOSE = 2.0  # maximum factor by which a layer with few nodes is widened, to make room for texts
 COPY = "#D55E00"
-# If a figure has more than `NAMED` copies between devices, only the hover texts show the bytes of a
-# copy.
+# With more than `NAMED` copies between devices, only hover texts show a copy's bytes.
 NAMED = 14
 
 
@@ -82,8 +81,9 @@ def layered(
         remark: Subtitle.
 
     Raises:
-        InvalidInput: There are no nodes or too many, two nodes have the same name, an edge refers
-            to an unknown node, or the edges form a cycle.
+        InvalidInput: The graph has no nodes, too many nodes, or two nodes of the same name.
+            `InvalidInput` is also raised if an edge refers to an unknown node. A cycle of edges
+            also raises `InvalidInput`.
     """
     places, paths = layout(nodes, edges)
     looks = lines(sorted({node.device for node in nodes}))
@@ -169,8 +169,8 @@ def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
             )
 
 
-# A path lists the names of the edge's first node, of one bend in each layer that the edge crosses,
-# and of the last node. The bend of an edge needs room in its layer, like a node.
+# A path starts and ends with the names of an edge's two nodes. Between the two nodes, the path
+# names one bend in each crossed layer. The bend of an edge needs room in its layer, like a node.
 Path = tuple[str, ...]
 
 
@@ -241,8 +241,8 @@ def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) 
     if edge.control:
         line["dash"] = "dot"
     if copied:
-        # The bytes are shown on the last segment of an edge, because edges from the same node are
-        # far apart there.
+        # The bytes are shown on the last segment of an edge. Edges from the same node are far apart
+        # on their last segments.
         above, below = path[-2:]
         middle = DrawnPosition((above.layer + below.layer) / 2, (above.across + below.across) / 2)
         path = [*path[:-1], middle, below]
@@ -302,10 +302,11 @@ def collapsed(
 ) -> tuple[list[DrawnNode], list[Edge]]:
     """Merge neighbours on the same device, lowest weight first, until `most` nodes remain.
 
-    To avoid cycles, two nodes are merged only if the first has no other successor, or the second
-    has no other predecessor. The merged node has the name and kind of the node with the larger
-    weight, the sum of both weights, and edges with summed bytes. If no further pair can be merged,
-    more than `most` nodes remain.
+    Two nodes are merged if the first node has no other successor. Two nodes are also merged if the
+    second node has no other predecessor. Other merges could create cycles in the graph. The merged
+    node has the name and kind of the node with the larger weight. The weight of the merged node is
+    the sum of both weights. The edges of the merged node have summed bytes. If no further pair can
+    be merged, more than `most` nodes remain.
 
     Args:
         nodes, edges: Nodes and edges of the graph, as in `layered`.

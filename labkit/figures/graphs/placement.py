@@ -32,11 +32,10 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     Args:
         rows: Measured times of products and copies, from `labkit.worker.devices.speeds_of`.
 
-    Returns:
-        A table with the size n of n × n matrices. host_ms and device_ms are the times of one
+    Returns: A table with the size n of n × n matrices. host_ms and device_ms are the times of one
         product on host and device. in_ms and out_ms are the times to copy one matrix to and from
-        the device. there_ms is the time of two copies to the device, the product there, and a copy
-        back. pays is whether there_ms is less than the time on the host in all repeats.
+        the device. there_ms is the time of two copies in, one product, and one copy out. pays is
+        true if there_ms is less than the host's time in all repeats.
     """
     table = pd.DataFrame(rows)
     table["ms"] = 1e3 * table["seconds"]
@@ -135,12 +134,11 @@ def placement_table(
             random placements for one link form one row.
         measured: Measured step times of the plans for the first link; default: no measurements.
 
-    Returns:
-        A table with the columns link, rule and plans (the number of plans). predicted_ms is the
-        median over plans, with the least and greatest value. copies and copied_bytes per step are
-        medians over plans. balance is the mean fraction of the step time in which a device
-        computes. measured_ms is the median of all steps, with p10 and p90. of_predicted is measured
-        / predicted. bound_ms is the lower bound of the step time of any plan
+    Returns: A table with the columns link, rule and plans (the number of plans). predicted_ms is
+        the median over plans, with the least and greatest value. copies and copied_bytes per step
+        are medians over plans. balance is the mean fraction of the step in which a device computes.
+        measured_ms is the median of all steps, with p10 and p90. of_predicted is the ratio of
+        measured and predicted step time. bound_ms is the lower bound for any plan's step time
         (`TaskGraph.shortest`).
     """
     seconds = {timing.name: timing.seconds for timing in measured}

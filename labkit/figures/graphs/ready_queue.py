@@ -33,8 +33,8 @@ RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
 LEGEND = legend([(state.name, state.color, "square") for state in STATES])
-# `CAPTION`, `LAYER`, `QUEUE` and `BETWEEN` are heights in pixels: the caption, a graph layer, the
-# queue-length curve, and a gap.
+# `CAPTION`, `LAYER`, `QUEUE` and `BETWEEN` are heights in pixels. The heights belong to the
+# caption, a graph layer, the queue-length curve, and a gap.
 CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
 # `TIME` and `LENGTH` are Plotly's names of the axes for time and queue length.
 TIME, LENGTH = "x2", "y2"

@@ -125,7 +125,7 @@ def _with_send_receive(
 def _send_receive_nodes(graph: StepGraph) -> Iterator[DrawnNode]:
     for transfer in graph.transfers:
         details = transfer.tensor_name
-        # Send and receive nodes have an infinite weight and stay separate, because `collapsed`
+        # Send and receive nodes have an infinite weight and stay separate. The function `collapsed`
         # merges nodes of low weight first.
         yield DrawnNode(transfer.send, "send", transfer.sender, details, math.inf)
         yield DrawnNode(transfer.receive, "receive", transfer.receiver, details, math.inf)
@@ -150,8 +150,8 @@ def step_picture(
     Args:
         graph: Traced step, the result of `labkit.worker.executed_step.step_graph`.
         title: Description of the step; the figure title adds the clock and the network.
-        most: Maximum number of nodes to draw; cheap operations are merged until at most this number
-            of nodes remains.
+        most: Maximum number of nodes to draw. Cheap operations are merged until at most `most`
+            nodes remain.
         log: For each operation, its device in TensorFlow's placement log, which the hover texts
             show. By default, the hover texts show no devices from a log.
 
@@ -306,8 +306,8 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
 LANE = 26  # height of a lane of operations in pixels
 LANES = ("other operations", "gradients", "updates")
 DETAILS = "%{customdata[0]}"
-# The colours are from Okabe and Ito (2008), as in `entries`; readers with any colour vision can
-# tell them apart.
+# The colours are from Okabe and Ito (2008), as in the module `entries`. Readers with any colour
+# vision can tell the colours apart.
 KINDS = dict(
     zip(
         LANES,
@@ -322,7 +322,7 @@ KINDS = dict(
 
 
 def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
-    """Draw a Gantt chart per graph, on one time scale, with a line at the end of the last gradient.
+    """Draw a Gantt chart per graph, and mark the end of the last gradient.
 
     Args:
         graphs: Graphs of the same training step with different control dependencies, with titles as

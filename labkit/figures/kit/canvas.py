@@ -30,9 +30,9 @@ class Figure(go.Figure):
     """A figure whose notebook output contains Plotly's MIME type and the alternative text.
 
     Plotly's default renderer writes only Plotly's MIME type, which is lost in a conversion to HTML.
-    Plotly's HTML renderers are not used, because they load MathJax from a server. Because the
-    output contains both Plotly's MIME type and the text, JupyterLab and labkit's report draw the
-    figure, and other programs show the text.
+    Plotly's HTML renderers are not used, because they load MathJax from a server. The output
+    contains both Plotly's MIME type and the alternative text. JupyterLab and labkit's report draw
+    the figure from the output. Programs that cannot draw the figure show the alternative text.
     """
 
     # The value None makes Jupyter call `_repr_mimebundle_`.
@@ -47,8 +47,8 @@ class Figure(go.Figure):
     def content(self) -> Trace:
         """Data and layout of the figure, as objects that can be written to JSON."""
         content: Trace = json.loads(self.to_json())
-        # The width is set, because JupyterLab resets the height of a figure without a width when
-        # its window is resized.
+        # The figure's width is set to keep its height in JupyterLab. When its window is resized,
+        # JupyterLab resets the height of figures without a width.
         return content | {"layout": {"width": WIDTH} | content["layout"]}
 
     def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
@@ -64,8 +64,8 @@ class Figure(go.Figure):
 
 def html_page(figure: go.Figure) -> str:
     """Return a figure as an HTML page; the page's metadata names labkit as the generator."""
-    # MathJax is excluded: Plotly would load it from a server, and labkit's figures contain no
-    # formulas that need it.
+    # MathJax is excluded, because Plotly would load MathJax from a server. The figures of labkit
+    # contain no formulas that need MathJax.
     page: str = figure.to_html(config=CONFIG, include_mathjax=False)
     return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
 
@@ -124,19 +124,19 @@ def draw(
             end = "" if number == 1 else str(number)
             x_axis = axis(panel.x, domain=x_domain, anchor=f"y{end}", **panel.x_axis)
             y_axis = axis(panel.y, domain=y_domain, anchor=f"x{end}", **panel.y_axis)
-            # If several panels have the same `link` value, their x axes follow the x axis of the
-            # first one.
+            # Panels with the same `link` value have linked x axes. Linked x axes follow the x axis
+            # of the first panel.
             if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
                 x_axis["matches"] = linked[panel.link]
             if not panel.traces:
-                # A panel with a note instead of data has no axes, because empty axes would suggest
-                # that data are missing.
+                # A panel with a note instead of data has no axes. Empty axes would suggest that
+                # data are missing.
                 x_axis["visible"] = y_axis["visible"] = False
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            # A figure with more than `MANY` runs has no legend, so its runs need no separate traces
-            # for clicks.
+            # A figure with more than `MANY` runs has no legend. Without a legend, the runs need no
+            # separate traces for clicks.
             traces = panel.traces if len(entries) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:
@@ -144,8 +144,8 @@ def draw(
     if legend and all(isinstance(entry, RunEntry) for entry in entries):
         layout["meta"] |= {"legend": legend}
     if legend:
-        # The legend uses separate traces, so that it shows each run once, even if several panels
-        # draw the run.
+        # The legend uses separate traces to show each run once. Several panels of a figure may draw
+        # the same run.
         figure.add_traces([_legend_trace(entry) for entry in entries])
     figure.update_layout(layout)
     return figure
@@ -179,7 +179,7 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     The function does not create a Plotly `Figure`, because validating a hundred curves takes longer
     than drawing them. If `many` is true, the points of all runs form one trace.
     """
-    # In a row of panels, only the first panel shows the row names; a panel that is shown alone
+    # In a row of panels, only the first panel shows the row names. A panel that is shown alone
     # always shows its row names.
     named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
@@ -284,8 +284,8 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
     under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
     legend = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
-        # No template is used: a template of Plotly suits either light or dark pages, while labkit's
-        # colours suit both.
+        # No template is used, because a Plotly template suits either light or dark pages. The
+        # colours of labkit suit both light and dark pages.
         "template": "none",
         "title": heading | place | under,
         "paper_bgcolor": CLEAR,
@@ -311,8 +311,8 @@ def join_points(traces: Sequence[Trace]) -> list[Trace]:
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}
     for trace in traces:
-        # Traces with lines are not joined, because a line through points of several runs would
-        # suggest that these points are connected.
+        # Traces with lines are not joined across several runs. A line through points of several
+        # runs would suggest that the points are connected.
         is_single_point = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
         meta = trace.get("meta") or {}
         # Traces with positions on alternative axes are not joined, because buttons move each trace

@@ -25,8 +25,8 @@ from labkit.records.run import Run, equivalence_failed
 LONGEST = 60
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
 _WORD = 28  # maximum letters of one part of a label
-# Labels use parameters by priority: if two parameters distinguish the same runs, the label uses the
-# parameter that comes first in `_ORDER`. Parameters that only cause random differences, such as
+# Labels use parameters in the order of their priority. If two parameters distinguish the same runs,
+# the label uses the first in `_ORDER`. Parameters that only cause random differences, such as
 # seeds, come last.
 _ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
 _LAST = ("repeats", "seed")
@@ -41,16 +41,15 @@ Row = Mapping[str, Value]
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     """Return a distinct name per run, made of as few distinguishing parameters as possible.
 
-    A parameter that a run does not have is omitted from the run's name, if all names stay distinct.
-    If runs have equal parameters, numbers are appended to their names.
+    A run's name omits the parameters that the run does not have. The omission must keep the names
+    of all runs distinct. If runs have equal parameters, numbers are appended to their names.
 
     Args:
         rows: For each run, a dict of the parameters in which the runs differ.
         fallback: For each run, the name that is used if no parameter distinguishes the run.
     """
     parameters = _needed_parameters(rows)
-    # If the runs differ by compressor but not by strategy, the name of a run without a compressor
-    # says that it has none.
+    # If runs differ by compressor but not by strategy, names state a missing compressor.
     dense = "compressor" if "strategy" not in parameters else ""
     words = [
         [
@@ -78,8 +77,8 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # If a run differs from most runs only because it lacks a parameter, its name says so, such
-        # as `no schedule`.
+        # A run may differ from most runs only by a missing parameter. The run's name then states
+        # the missing parameter, such as `no schedule`.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
         # One rare word alone would be hard to interpret, so the name also contains a more frequent
         # word.
@@ -167,8 +166,9 @@ def _add_numbers(names: Sequence[str]) -> list[str]:
 
 
 # The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
-# Black and yellow are omitted, because black is invisible on a dark page, and yellow on a light
-# page. There are six colours: the seventh run uses the first colour again, with a different dash.
+# The palette omits black, because black is invisible on a dark page. The palette omits yellow,
+# because yellow is invisible on a light page. There are six colours: the seventh run uses the first
+# colour again, with a different dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross")
@@ -183,8 +183,8 @@ NO_RUNS = (
 )
 
 
-# A style contains the Plotly keys that all traces of one legend entry share: name, legend group,
-# and the keys of the entry's runs.
+# A style contains the Plotly keys that all traces of one legend entry share. A style contains the
+# name, the legend group, and the keys of the entry's runs.
 Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 
@@ -339,8 +339,8 @@ class Finding:
             subject.
         value: Number in the unit that `text` expects; None if the finding has no number.
         band: Least and greatest value over seeds or training steps, or None without a range.
-        seeds: Number of seeds over which the value is a mean, or 0 if the band is a range over
-            steps.
+        seeds: Number of seeds over which the value is a mean. The value of `seeds` is 0 if the band
+            is a range over steps.
         text: Function that formats the number and the ends of the band.
         unit: Unit of measurement, written after the number.
         details: Further texts after the number, in order.

@@ -71,8 +71,8 @@ def animation(
         go.Frame(name=names[at] if names else str(first + at), data=state, traces=places)
         for at, state in enumerate(states)
     ]
-    # The changing traces follow the fixed traces, because each frame lists the indices of the
-    # traces that it replaces.
+    # The changing traces follow the fixed traces. Each frame lists the indices of the traces that
+    # the frame replaces.
     figure = Animation(data=[*fixed, *states[first_frame]], frames=frames)
     margin = {"t": HEAD, "b": LEGEND + CONTROLS, "l": 16, "r": 16, "pad": 0}
     figure.update_layout(

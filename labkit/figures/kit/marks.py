@@ -263,11 +263,12 @@ def cells(
     letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
-    """Return a heat map of a table, with the names or edges of rows and columns on the axes.
+    """Return a heat map of a table, with row and column names on the axes.
 
     Args:
         values: Values of the table, shape (rows, columns).
-        x, y: Names or bin edges of the columns (x) and of the rows (y); default: numbers from 0.
+        x, y: Names or bin edges of the columns (x) and of the rows (y). By default, columns and
+            rows are numbered from 0.
         colors: Colour scale for values from 0 to `most`; default: the figure's colour axis.
         most: Value at the upper end of the colour scale.
         hover: Plotly template of the hover text; default: no hover text.

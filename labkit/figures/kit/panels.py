@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # validates a `Trace` when the figure is drawn.
 Trace: TypeAlias = dict[str, Any]
 
-# `PLOT` is the height of a panel's axes in pixels, `BELOW` the height of the labels below the axes.
+# The constant `PLOT` is the height of a panel's axes in pixels. The constant `BELOW` is the height
+# in pixels of the labels below the axes.
 PLOT, BELOW = 200, 50
 
 
@@ -122,7 +123,8 @@ def scale(values: Sequence[Value], measured: bool) -> AxisScale:
     """Return one axis position for each run's value, and the ticks of the axis.
 
     Args:
-        values: The value of each run; None if a run has no value, or its value must not be shown.
+        values: The value of each run, or None if a run has no value. A value that must not be shown
+            is also None.
         measured: Whether the values are results of runs. Results are placed to scale, but parameter
             values may be placed at equal distances.
     """
@@ -166,13 +168,13 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> AxisScale:
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # If the least and greatest values differ by less than 1 %, such as 5.79 M and 5.80 M bytes,
-    # they count as equal.
+    # Least and greatest values count as equal if they differ by less than 1 %. For example, 5.79 M
+    # and 5.80 M bytes count as equal.
     if high - low < _ONE * abs(high):
         middle = tuple(None if value is None else 0.5 for value in values)
         return AxisScale(places=middle, ticks=((0.5, known[0] if known else None),))
-    # A wide range needs a logarithmic scale, because on a linear scale most values would be close
-    # to one end.
+    # A wide range of values needs a logarithmic scale. On a linear scale, most values would be
+    # close to one end.
     logarithmic = low > 0 and high / low >= _WIDE
     transform = math.log if logarithmic else float
     span = transform(high) - transform(low)

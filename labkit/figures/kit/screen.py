@@ -157,8 +157,9 @@ def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more:
 class _Source(ipywidgets.Widget):
     """A widget that stores Plotly's script, and sends the script to the figures that request it.
 
-    If the script were part of a widget's state, a reloaded page would receive this large state
-    before anything else. The other widgets must appear on the reloaded page within four seconds.
+    A reloaded page receives the states of widgets before anything else. Plotly's script would make
+    the state of a widget too large. The other widgets must appear on the reloaded page within four
+    seconds.
     """
 
     def __init__(self) -> None:

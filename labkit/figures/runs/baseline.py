@@ -38,9 +38,8 @@ _LOSSES = {
 def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
     r"""State the number of seeds with a lower loss of the candidate, and its probability by chance.
 
-    The one-sided sign test gives the probability p that chance alone causes k or more successes in
-    n seeds.
-    The formula is \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
+    The one-sided sign test gives a probability p for n seeds. Chance alone causes k or more
+    successes with the probability p. The formula is \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
 
     Raises:
         LabkitError: No seed is completed in both runs.
@@ -99,8 +98,8 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # Peaks are listed in the order of the runs, because a process keeps its memory, so a later peak
-    # cannot be lower.
+    # Peaks of memory are listed in the order of the runs. A process keeps its memory, so a later
+    # peak cannot be lower.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(

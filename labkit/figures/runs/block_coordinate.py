@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-# A text says "at most half" if priority needs at most this fraction of the rounds of random
-# selection.
+# A text says "at most half" about the rounds of priority selection. Priority then needs at most
+# half of the rounds of random selection.
 _HALF = 0.5
 
 
@@ -70,7 +70,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from
-            `labkit.schedules.blocks.couplings`; if there are many blocks, only the first ones are
+            `labkit.schedules.blocks.couplings`. If there are many blocks, only the first blocks are
             drawn.
         dependency: Coupling (0 to 1) from which on two blocks never change in the same round.
     """
@@ -155,8 +155,8 @@ def _rounds_until(run: Run, optimum: float) -> list[int | None]:
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE
-        # A row contains the loss before the update of its round, so its index equals the number of
-        # completed rounds.
+        # A row contains the loss before the update of its round. The index of a row therefore
+        # equals the number of completed rounds.
         results.append(int(close.argmax()) if close.any() else None)
     return results
 

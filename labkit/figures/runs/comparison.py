@@ -36,7 +36,7 @@ class ComparisonTable(pd.DataFrame):
         return ComparisonTable
 
     def _repr_html_(self) -> str | None:
-        # Each cell is formatted by its own type, because a column of type object may contain
+        # Each cell of the table is formatted by its own type. A column of type object may contain
         # numbers and texts.
         texts = [
             self.iloc[:, place].map(_cell_formatter(name))
@@ -183,8 +183,8 @@ def _title(shown: Sequence[RunEntry], what: str = "") -> str:
 def _remarks(shown: Sequence[RunEntry]) -> list[str]:
     """Return remarks for the subtitle, for example about too few cores or runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
-    # The subtitle names at most two runs without results, because it has no room for more; the
-    # table lists all runs.
+    # For lack of room, the subtitle names at most two runs without results. The table lists all
+    # runs, with or without results.
     lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]

@@ -32,8 +32,8 @@ LATENCY, RATE = "latency_ms", "rows_per_second"
 def serving(served: ServingMeasurements) -> Figure:
     """Draw latency and throughput over batch size, with one column of panels per network.
 
-    Lines show medians of latencies and throughputs. A band shows the 10th to 90th percentile of
-    latencies, or the range of throughputs over all measured request streams.
+    Lines show medians of latencies and throughputs. For latencies, a band shows the 10th to 90th
+    percentile. For throughputs, a band shows the range over all measured request streams.
 
     Args:
         served: Measured latencies and throughputs, the result of `labkit.cluster.serve`.
@@ -286,8 +286,8 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # The text also states the size of the .keras file after gzip, because gzip alone reduces the
-    # size of a file.
+    # The text also states the size of the .keras file after gzip. The program gzip alone reduces
+    # the size of a file.
     return (
         f"{text}; for comparison, its .keras file compressed by gzip: "
         f"{bytes_text(row['keras_gzip_bytes'])}"
@@ -353,8 +353,8 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # If a method of the comparison does not support the model, the table contains NaN as its number
-    # of bytes. NaN does not equal itself, so the condition omits rows without a number of bytes.
+    # If a method does not support the model, its number of bytes is NaN. NaN does not equal itself,
+    # so the condition omits rows without a number of bytes.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 

@@ -112,15 +112,16 @@ class LiveFigure:
         Args:
             rows: New rows of the run's history, one row per step and rank.
             epochs: Metrics of the epochs that have been completed since the last call.
-            shares: For each rank, the fraction (0 to 1) of its time that each part of a step takes.
+            shares: For each rank, the fraction of time that each part of a step takes. The
+                fractions of time are numbers from 0 to 1.
             ended: Whether the training has ended, so that no more data follow.
         """
         for row in rows:
             self._row(row)
         for epoch in epochs:
             self._epoch(epoch)
-        # The traces of metrics are created here, because the names of metrics are unknown before
-        # the end of the first epoch.
+        # The traces of metrics are created here, at every update of the figure. The names of
+        # metrics are unknown before the end of the first epoch.
         metrics = [_metric(name, place) for place, name in enumerate(self._metrics)]
         data = [self._with_data(trace, shares) for trace in [*self._traces, *metrics]]
         self.screen.show({"data": data, "layout": self._layout}, ended)
@@ -129,8 +130,8 @@ class LiveFigure:
         rank, step = int(row["rank"]), row["step"] + 1
         self._curves["loss", rank].add(step, row["loss"])
         speed = row["samples"] / max(row["seconds"], 1e-9)
-        # If a rank has no samples in a step, the curve omits its speed, because zero would distort
-        # the mean.
+        # If a rank has no samples in a step, the curve omits its speed. A speed of zero would
+        # distort the mean speed.
         self._curves["speed", rank].add(step, speed or math.nan)
         self._sent[rank] += row.get("wire_bytes", 0) / _MIB
         self._curves["sent", rank].add(step, self._sent[rank])
@@ -289,9 +290,9 @@ class LinkedFigures:
 def linked_selection(*figures: Figure) -> LinkedFigures:
     """Show figures with linked selection: a run selected in one figure is highlighted in all.
 
-    The user selects a run by a click on its line, marker or legend entry, or in the list above the
-    figures. A second click on the same run deselects it. The output of `labkit run` contains plain
-    figures. `labkit report` links figures by its own script.
+    The user selects a run by a click on its line, marker or legend entry. A click in the list above
+    the figures also selects a run. A second click on the same run deselects it. The output of
+    `labkit run` contains plain figures. `labkit report` links figures by its own script.
 
     Raises:
         InvalidInput: There are no figures.

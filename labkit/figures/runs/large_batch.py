@@ -66,11 +66,12 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     """Return a row per learning-rate rule and number of workers, with the cost to the target.
 
-    `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
-    the cost to reach the target: means and ranges over the seeds that reached the target.
-    `all_samples` and `all_seconds` are the cost of the whole training (maximum over seeds). With
-    one worker, all rules of an optimizer give the same learning rate. If a rule has no run with one
-    worker, it uses such a run of another rule with the same optimizer.
+    `reached` is the number of seeds that reached the target accuracy. The columns `samples` and
+    `seconds` are the cost to reach the target accuracy. Each cost has a mean and a range over the
+    seeds that reached the target. `all_samples` and `all_seconds` are the cost of the whole
+    training (maximum over seeds). With one worker, all rules of an optimizer give the same learning
+    rate. A rule may have no run with one worker. The rule then uses a one-worker run of another
+    rule with the same optimizer.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]

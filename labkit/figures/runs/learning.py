@@ -19,7 +19,7 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-# A curve has at most this number of points; with many runs, the limit is a half or a quarter.
+# A curve has at most `POINTS` points. With many runs, the limit of points is a half or a quarter.
 POINTS = 300
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
@@ -97,8 +97,8 @@ def _rows_with(results: Tables, name: str, points: int) -> Tables:
 def select_curves(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
     """Select the runs whose curves are drawn, because thousands of curves would hide each other.
 
-    The selected runs are evenly spaced; they include the first and last run, and the runs with the
-    best and worst test result.
+    The selected runs are evenly spaced and include the first and last run. The selection also
+    includes the runs with the best and worst test result.
     """
     if len(entries) <= CURVES:
         return entries
@@ -146,8 +146,9 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # `raw` names the column of unsmoothed values for each drawn trace. If `drawn` contains
-            # three traces, the traces are the lower edge, the upper edge and the line of a band.
+            # `raw` names the column of unsmoothed values for each drawn trace. The list `drawn` may
+            # contain three traces. The three traces are the lower edge, the upper edge and the line
+            # of a band.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -185,7 +186,7 @@ def _rounded(values: pd.Series[float]) -> list[float | None]:
 
 
 def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
-    """Return the reason why the figure has no axis of bytes, or an empty list if it has one."""
+    """Return why the figure has no axis of bytes, or an empty list."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []
@@ -240,7 +241,7 @@ def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        # The seconds of a curve are NaN if the user has logged the curve as a list of losses.
+        # Users may log a curve as a list of losses. Such a curve has NaN as its seconds.
         seconds = curve["seconds"].iloc[-1]
         time = "" if entry.equivalence_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]

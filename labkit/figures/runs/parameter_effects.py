@@ -41,8 +41,8 @@ from labkit.records.run import Run
 __all__ = ["has_grid", "heat_map"]
 
 _MOST = 9  # maximum number of axes that leaves room for their labels
-# `_BELOW` and `_ABOVE` are the y positions of labels below and above an axis, which reaches from 0
-# to 1.
+# An axis reaches from y = 0 to y = 1. `_BELOW` and `_ABOVE` are the y positions of labels below and
+# above an axis.
 _BELOW, _ABOVE = -0.055, 1.055
 _ACROSS = 125  # number of letters that fit in one line across the panel
 # The runs with the same discrete value are spread over this fraction of the value's space.
@@ -54,14 +54,14 @@ Axis = tuple[str, list[Value], AxisScale]
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
     """Draw parallel coordinates: a line per run, and an axis per parameter or result.
 
-    If a run failed its equivalence check, it has no speed, so its line has a gap at the axis of the
-    speed.
+    A run that failed its equivalence check has no speed. The line of such a run has a gap at the
+    speed axis.
 
     Args:
         runs: Runs to compare.
-        axes: Names of the parameters and metrics to draw, from left to right. By default, the axes
-            are the parameters that differ between runs (except the seed), then accuracy or loss,
-            bytes, and samples/s.
+        axes: Names of the parameters and metrics to draw, from left to right. By default, the first
+            axes are the parameters that differ between runs. The random seed has no axis by
+            default. The last axes are accuracy or loss, bytes, and samples/s.
 
     Raises:
         LabkitError: There are no runs.
@@ -129,8 +129,8 @@ def _side_by_side(axis_scale: AxisScale) -> list[float | None]:
     """Return axis positions; runs that share a discrete value are spread, so all are visible."""
     if not axis_scale.slots:
         return list(axis_scale.places)
-    # Runs use only half of the space of each discrete value; the empty half separates them from the
-    # runs of the next value.
+    # Runs use only half of the space of each discrete value. The empty half separates runs with
+    # different values.
     room = _SPREAD / len(axis_scale.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(axis_scale.places):
@@ -226,8 +226,8 @@ def heat_map(
 
     Args:
         runs: Runs to compare.
-        x, y: Names of two parameters in which the runs differ; default: those with the largest grid
-            of combinations.
+        x, y: Names of two parameters in which the runs differ. By default, the two parameters have
+            the largest grid of combinations.
         measures: Names of metrics, one per panel; default: test accuracy or loss, and samples/s.
 
     Raises:
@@ -332,8 +332,8 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
 
 def _dots(cell_rows: pd.DataFrame) -> Trace:
     """Return one dot per non-empty cell; it is visible only while a run of the cell is selected."""
-    # The runs of a cell are selected through a separate point, because Plotly cannot select cells
-    # of a heat map.
+    # Plotly cannot select cells of a heat map. A separate point therefore selects the runs of a
+    # cell.
     group = cell_rows[cell_rows["runs"].map(len) > 0]
     ring = {"width": 2, "color": "#000000"}
     marker = {"symbol": "circle", "size": 9, "color": "#ffffff", "line": ring, "opacity": 0}

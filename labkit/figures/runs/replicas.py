@@ -89,9 +89,9 @@ def summarize_period(runs: Sequence[Run]) -> Markdown:
         workers need more steps without delayed Nesterov momentum than with it (Liu 2024, arXiv
         2401.09135).
 
-    "Within the seeds" means that two runs' ranges over seeds overlap; "beyond the seeds" means that
-    every seed of one run is better than every seed of the other. If a synchronization period is
-    longer than the training, it is not judged.
+    "Within the seeds" means that the ranges of two runs over seeds overlap. "Beyond the seeds"
+    means that all seeds of one run beat all seeds of another. If a synchronization period is longer
+    than the training, it is not judged.
     """
     table = period_table(runs)
     reached = table[table["period"] <= table["steps"]]
@@ -129,8 +129,8 @@ def _codec(compressor: Mapping[str, JSON] | None) -> str:
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
     if isinstance(levels, int):
-        # A compressor with n levels (`levels`) distinguishes 2n + 1 values: n above zero, n below
-        # zero, and zero itself.
+        # A compressor with n levels (`levels`) distinguishes 2n + 1 values. The values are n above
+        # zero, n below zero, and zero itself.
         return f"in {(2 * levels).bit_length()} bits"
     return f"by {compressor_expression(dict(compressor))}"
 
@@ -275,9 +275,9 @@ def consensus(runs: Iterable[Run]) -> Figure:
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row per run: communication topology, consensus distance, accuracy, and cost.
 
-    The columns are: topology (`way`), spectral gap, final consensus distance of the weights,
-    accuracy with its range over seeds, bytes on the wire per step, and seconds of the training and
-    of an epoch.
+    The first columns are topology (`way`), spectral gap, and final consensus distance of the
+    weights. Further columns are accuracy with its range over seeds, and bytes on the wire per step.
+    The last columns are the seconds of the training and of an epoch.
     """
     table = accuracy_table(runs, _topology)
     return table.assign(
@@ -387,8 +387,8 @@ def codistillation_table(
     Args:
         one: Run in which all workers train a single model synchronously.
         taught: Runs of codistilled models, with the same number of workers as the run `one`.
-        ensembles: For each seed, runs of separately trained models, one model per worker; the
-            ensemble averages the models' predictions.
+        ensembles: For each seed, runs of separately trained models, one model per worker. The
+            ensemble averages the predictions of its models.
     """
     table = accuracy_table((one, *taught), _exchange)
     members = [run for models in ensembles for run in models]

@@ -77,8 +77,8 @@ def _table(
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
-                # If a run has no range over seeds, both ends of the error bar equal the value, so
-                # no bar is drawn.
+                # Without a range over seeds, both ends of the error bar equal the value. An error
+                # bar with equal ends is invisible.
                 ends = seed_range(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
@@ -125,9 +125,9 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Draw the Pareto fronts of test accuracy over bytes on the wire and over seconds.
 
     Error bars show the range over random seeds. A marker is filled if no other run with the same
-    network and clock dominates the marker's run. A run dominates another run if it is at least as
-    good in accuracy, bytes and seconds, and better in at least one of these values. A run that
-    failed its equivalence check has no value in seconds.
+    network and clock dominates the marker's run. A dominating run is at least as good in accuracy,
+    bytes and seconds. A dominating run is also better in at least one of the three values. A run
+    that failed its equivalence check has no value in seconds.
 
     Raises:
         LabkitError: There are no runs.
@@ -139,8 +139,8 @@ def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
     """Return the panels and texts of the figure `pareto` for the given runs."""
     looks: dict[str, RunEntry] = {entry.key: entry for entry in entries}
     table = spending({key: entry.run for key, entry in looks.items()})
-    # Whether a marker is filled depends on accuracy, bytes and seconds, although each panel shows
-    # only accuracy and one cost.
+    # Each panel shows only accuracy and one cost. Accuracy, bytes and seconds together decide
+    # whether a marker is filled.
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
     panels = [_panel(table, looks, cost, refusals(entries)) for cost in _COSTS]
     remarks = [

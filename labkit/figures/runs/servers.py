@@ -88,10 +88,10 @@ def summarize_server(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize where each server configuration stops scaling; compare with published claims.
 
     Published claim: one parameter server saturates; several servers saturate only with more
-    workers. Published claim (Bugliarello): with more workers, the throughput of servers on the
-    workers' machines collapses before that of servers on separate machines. Published claim (Chen
-    2016): a backup worker shortens the step if one worker is slow. The last sentence of the summary
-    names the configuration with the highest throughput.
+    workers. Published claim (Bugliarello): throughput collapses earlier with servers on the
+    workers' machines. Servers on separate machines sustain more workers in the claim of
+    Bugliarello. Published claim (Chen 2016): a backup worker shortens the step if one worker is
+    slow. The last sentence of the summary names the configuration with the highest throughput.
     """
     passed = [
         run for run in ([runs] if isinstance(runs, Run) else runs) if not equivalence_failed(run)

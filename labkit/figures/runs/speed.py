@@ -69,8 +69,8 @@ def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
 def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
     """Return the panels of speed-up and efficiency; filled markers show runs with strong scaling.
 
-    Lines connect the medians over seeds, bands show the range over seeds, and a dashed line shows
-    the ideal.
+    Lines connect the medians over seeds, and bands show the range over seeds. A dashed line shows
+    the ideal scaling.
     """
     table = scalings_by_key(entries)
     ticks = sorted(set(table["workers"]))
@@ -83,8 +83,8 @@ def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
             y=unit,
             traces=_scaling_traces(table, entries, y) if len(table) else [],
             note=note,
-            # Only the panel of speed-ups shows the note, because the note of the efficiency panel
-            # would be the same.
+            # Only the speed-up panel shows the note. The note of the efficiency panel would be the
+            # same.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},
@@ -122,8 +122,8 @@ def speedup_in_words(entries: Sequence[RunEntry]) -> str:
 def _speeds(entry: RunEntry) -> dict[str, float | str]:
     speed, step = entry.metrics["samples_per_second"], entry.metrics.get("step_ms") or {}
     middle = step.get("median") or 0.0
-    # The 90th percentile of the step time gives the lowest speed, because a long step processes
-    # fewer samples per second.
+    # The 90th percentile of the step time gives the lowest speed. A long step processes fewer
+    # samples per second.
     slow, fast = (speed * middle / step[edge] if step.get(edge) else speed for edge in _EDGES)
     return {
         "speed": speed,

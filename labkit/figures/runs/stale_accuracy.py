@@ -62,11 +62,11 @@ def staleness_cost(runs: Iterable[Run]) -> Figure:
 def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown:
     """Summarize whether training with stale gradients needs a correction, and which one helps.
 
-    Published result: with 30 learners and the learning rate α₀, 15- and 30-softsync stay near the
-    accuracy of random guesses. At the rate α₀/τ, where τ is the staleness, 15- and 30-softsync
-    reach the accuracy of synchronous training (Zhang 2016, arXiv 1511.05950). The summary confirms
-    the claim on the rate α₀/τ if the best seed of each corrected run reaches the worst seed of
-    synchronous training.
+    Published result: with 30 learners, 15- and 30-softsync stay near the accuracy of random
+    guesses. The published result on random guesses holds for the learning rate α₀. At the rate
+    α₀/τ, where τ is the staleness, 15- and 30-softsync reach the accuracy of synchronous training
+    (Zhang 2016, arXiv 1511.05950). The summary confirms the claim on the rate α₀/τ by a comparison
+    of seeds. The best seed of each corrected run must reach the worst synchronous seed.
 
     Args:
         runs: Softsync runs, and synchronous runs as the reference.
@@ -124,8 +124,8 @@ def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def _correction(run: Run) -> dict[str, Any]:
     strategy, way = run.experiment["strategy"], way_of(run)
-    # Softsync runs with the same correction form one line; every other run is a point with its own
-    # label.
+    # Softsync runs with the same correction form one line. Every run without softsync is a point
+    # with its own label.
     remedy = correction_text(strategy.get("staleness_correction")) if strategy.get("n") else way
     return {
         "way": way,
@@ -153,11 +153,11 @@ def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
 def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
     """Name the strategy that first reaches the target accuracy, with and without a slow worker.
 
-    Published claim (Ho 2013): with one slow worker, stale synchronous training reaches a given loss
-    sooner than synchronous training and later than asynchronous training. The summary confirms the
-    claim of Ho (2013) if the mean time of stale synchronous training is between those of
-    synchronous and asynchronous training. The summary states whether the times of the strategies
-    overlap in their ranges over seeds.
+    Published claim (Ho 2013): with one slow worker, asynchronous training reaches a given loss
+    first. In the claim of Ho (2013), stale synchronous training is second, and synchronous training
+    last. The claim of Ho (2013) orders the mean times of three training methods. The summary
+    confirms the claim if the time of stale synchronous training is between the others. The summary
+    states whether the times of the strategies overlap in their ranges over seeds.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -215,11 +215,12 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
     """Return one row per softsync run: measured and published values of staleness and test error.
 
-    The column `staleness` is the mean staleness in updates; for n-softsync, the paper states a mean
-    staleness of n. The column `later than 2n` is the share of gradients with a staleness above 2n,
-    where n is the parameter of n-softsync. The column `error` is the mean test error over seeds;
-    the column `of seeds` is the range of this error. The column `of` names the published
-    experiment. The column `source` names the paper, and a letter that marks the type of source.
+    The column `staleness` is the mean staleness in updates. For n-softsync, the paper states a mean
+    staleness of n. Each row is a run of n-softsync with its own n. The column `later than 2n` is
+    the share of gradients with a staleness above 2n. The column `error` is the mean test error over
+    seeds. The column `of seeds` is the range of the test error over seeds. The column `of` names
+    the published experiment. The column `source` names the paper, and a letter that marks the type
+    of source.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -269,8 +270,8 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
     if small < large and young < old:
         cells = table.set_index(["batch", "n"])
         corrected, plain = cells.loc[[(small, old)]], cells.loc[[(large, young)]]
-        # Smaller batches also mean more updates, so the finding also states the accuracy of small
-        # batches at the least staleness.
+        # Smaller batches also mean more updates. The finding therefore also states the accuracy of
+        # small batches at the least staleness.
         findings.append(
             published(
                 "Smaller batches compensate for staleness",
@@ -317,11 +318,11 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     """Summarize whether Adagrad lets Downpour SGD exchange less often than plain SGD does.
 
-    The summary judges each optimizer at one learning rate: the rate that is best when workers
-    exchange most often. The summary also names the best learning rate when workers exchange least
-    often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200
-    replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy
-    over seeds do not overlap.
+    The summary judges each optimizer at one learning rate. The judged rate is the best one when
+    workers exchange most often. The summary also names the best learning rate when workers exchange
+    least often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with
+    200 replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of
+    accuracy over seeds do not overlap.
 
     Args:
         runs: Downpour runs with Adagrad and with plain SGD, at several learning rates and several

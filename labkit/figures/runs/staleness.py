@@ -30,14 +30,14 @@ from labkit.records.run import Run
 LANE = 30  # height of the lane of a worker or server in pixels
 MOST = 60  # greatest number of gradients to draw; more arrows are indistinguishable
 SHADES = 5  # number of colours; the last colour includes all higher staleness
-# The colours, from light (fresh) to dark (stale), are from the colour map cividis, so that people
-# with any colour vision can distinguish them.
+# The colours go from light (fresh gradients) to dark (stale gradients). People with any colour
+# vision can distinguish the colours of the colour map cividis.
 COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
 ACROSS = 3  # number of panels side by side
-# share of gradients that the staleness axis covers; higher staleness, caused by workers that start
-# late, is cut off
+# share of gradients that the staleness axis covers. The staleness axis omits the highest values,
+# which late starts of workers cause.
 MOST_AGES = 0.95
 PLAIN = "at α₀"  # label of softsync runs that do not correct the learning rate for staleness
 
@@ -45,10 +45,10 @@ PLAIN = "at α₀"  # label of softsync runs that do not correct the learning ra
 def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     """Draw the update log: a lane per worker and parameter server, and an arrow per gradient.
 
-    An arrow leads from the time when a worker sends a gradient to the time when a server applies
-    the gradient. The colour shows the staleness of the gradient: the number of updates since the
-    gradient's worker fetched the weights. A dot marks the arrival of the gradient at its server;
-    afterwards the gradient waits for other gradients or for the server.
+    An arrow starts when a worker sends a gradient. The arrow ends when a server applies the
+    gradient. The colour of an arrow shows the staleness of its gradient. Staleness is the number of
+    updates since the worker fetched the weights. A dot marks the arrival of the gradient at its
+    server. After the dot, the gradient waits for other gradients or for the server.
 
     Args:
         run: Run with parameter servers and one seed.

@@ -26,9 +26,9 @@ _MOST_METRICS = 6  # greatest number of user-defined metrics in a sentence
 def summarize(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize each run: result, equivalence check, parts of the step time, and speed-up.
 
-    The summary calls a speed-up over one worker a difference only if the ranges of step times (p10
-    to p90) do not overlap. The summary reports accuracies from a single seed, but does not compare
-    them.
+    The summary compares ranges of step times (p10 to p90). A speed-up over one worker is a
+    difference only if the ranges do not overlap. The summary reports accuracies from a single seed,
+    but does not compare them.
     """
     shown = settings(runs)
     findings = [
@@ -57,7 +57,7 @@ def _run_details(entry: RunEntry) -> list[str]:
     # step.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
-    # The parts of the step time are stated for several workers only, because a single worker
+    # The summary states the parts of the step time for several workers only. A single worker
     # neither exchanges gradients nor waits.
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
@@ -105,11 +105,11 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize differing parameters, equivalence checks, and the best runs.
 
     Runs that differ only in their random seed are treated as one setting. The summary names the
-    settings with the best accuracy, speed and bytes, separately for each task, number of samples
-    and clock. The summary lists the parameters in which the best and the next setting differ. A
-    statistical test over seeds (`verdict.judge`) decides whether a lead in accuracy is significant.
-    A lead in speed is significant if the ranges of speed over seeds do not overlap. If a lead is
-    not significant, its sentence says so first.
+    settings with the best accuracy, speed and bytes. Each task, number of samples and clock has its
+    own best settings. The summary lists the parameters in which the best and the next setting
+    differ. A statistical test over seeds (`verdict.judge`) decides whether a lead in accuracy is
+    significant. A lead in speed is significant if the ranges of speed over seeds do not overlap. If
+    a lead is not significant, its sentence says so first.
 
     Raises:
         LabkitError: There are no runs.
@@ -192,8 +192,8 @@ def _comparable_groups(shown: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
     groups: dict[tuple[str, str, str], list[RunEntry]] = {}
     for entry in shown:
         row, steps = plain_parameters(entry.run), steps_of(entry.run)
-        # Runs are grouped by samples instead of steps: with weak scaling, runs with more workers
-        # have larger batches and fewer steps.
+        # The summary groups runs by samples instead of steps. With weak scaling, more workers mean
+        # larger batches and fewer steps.
         samples = steps * int(row.get("batch_size") or 1) if steps else None
         length = f"{samples:,} samples" if samples else "unknown length"
         task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
@@ -345,8 +345,8 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
     seeds = int(most["seeds"])
-    # With a single seed, the range of the speed-up covers the steps of one run instead of several
-    # seeds.
+    # The speed-up usually has a range over several seeds. With a single seed, the range covers the
+    # steps of one run.
     ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
     low, high = (float(most[end]) for end in ends)
     over = "seeds" if seeds > 1 else "steps"

@@ -20,7 +20,7 @@ from labkit.schedules.interpreter import count_messages
 from labkit.simulate import Simulation, closed_form, simulate
 from labkit.simulate.simulation import Costs, costs
 
-# `ALGORITHMS` names the algorithms that work on a single switch; other algorithms need a layout of
+# `ALGORITHMS` names the algorithms that work on a single switch. Other algorithms need a layout of
 # hosts or links.
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
@@ -112,8 +112,8 @@ def _traces(
             f"{bytes_text(n)}: {seconds_text(t)}" for n, t in zip(sizes, seconds, strict=True)
         ]
         table = pd.DataFrame({"bytes": sizes, "seconds": seconds, "hover": details})
-        # Only every second simulated size has a marker, because more markers would hide the line of
-        # the closed form.
+        # Only every second simulated size has a marker. More markers would hide the line of the
+        # closed form.
         traces.append(points(table[::2], "bytes", "seconds", look, size=6))
     edges = [stretch.last for stretch in costs_of_network.fastest[:-1]]
     best = costs_of_network.seconds.min(axis=0)
@@ -322,8 +322,8 @@ def _heat(simulation: Simulation) -> Trace:
     edges, shares = simulation.utilisation(BINS)
     places = np.arange(len(simulation.links))
     if len(places) > MOST_LINKS:
-        # The busiest links are drawn in the order of all links, so that neighbouring links stay
-        # side by side.
+        # The busiest links keep the order of all links. Neighbouring links therefore stay side by
+        # side.
         places = np.sort(np.argsort(-simulation.occupied, kind="stable")[:MOST_LINKS])
     return cells(
         (100 * shares[places]).round(1).astype(np.float32),

@@ -30,7 +30,8 @@ from labkit.schedules.round import Integers
 if TYPE_CHECKING:
     from labkit.records.run import Run
 
-# Each row of the array (points, 2) contains the row and the column of a point on the tiles.
+# The array has the shape (points, 2). Each row contains the row and the column of a point on the
+# tiles.
 Points = NDArray[np.float64]
 
 TILES = 230  # height of a panel of tiles in pixels
@@ -51,12 +52,12 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
     Args:
         layers: Layers from the input to the loss, such as `experiment.grid_layers`.
         grid: Numbers of rows and columns of the grid of machines.
-        run: Run with the same layers and grid as `layers` and `grid`; the figure shows the run's
-            measured bytes. By default, the figure shows only predicted traffic.
+        run: Run with the same layers and grid as `layers` and `grid`. The figure shows the bytes
+            that the run measured. By default, the figure shows only predicted traffic.
 
     Raises:
-        InvalidInput: The grid is larger than the smallest layer, or the run has no byte counts of
-            the given layers.
+        InvalidInput: The grid is larger than the smallest layer. Another cause of InvalidInput is a
+            run without byte counts of the given layers.
     """
     machines = grid[0] * grid[1]
     validate_grid(grid, machines, layers)
@@ -192,8 +193,8 @@ def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
         if layer == number:
             pair = (min(source, destination), max(source, destination))
             pairs[pair] = pairs.get(pair, 0) + values
-    # The thickness of a line is relative to the busiest pair of machines in the same layer, because
-    # layers differ by orders of magnitude.
+    # The busiest pair of machines in a layer has the thickest line. Each layer has its own scale,
+    # because layers differ by orders of magnitude.
     most = max(pairs.values(), default=1)
     traces = []
     for (a, b), values in pairs.items():
@@ -210,7 +211,8 @@ def _path(centers: Points, a: int, b: int) -> Points:
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
         others = np.unique(centers[:, 1 - axis])
-        # A line along a row or a column of the grid bends if it would cross another machine's tile.
+        # A straight line along the grid could cross another machine's tile. In that case, the line
+        # bends around the tile.
         passed = np.count_nonzero(
             (others > path[:, 1 - axis].min()) & (others < path[:, 1 - axis].max())
         )

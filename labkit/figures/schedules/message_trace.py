@@ -29,8 +29,8 @@ from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
 
 ADDS, REPLACES = "#D55E00", "#0072B2"
-# Each colour shows the state of a rank's value in a chunk: absent, present, received in this round,
-# or part of the full sum.
+# Each colour shows the state of a rank's value in a chunk. A value is absent, present, received in
+# this round, or part of the full sum.
 ABSENT, THERE, NEW, COMPLETE = GRID, "#0072B2", "#D55E00", "#009E73"
 LEGEND = legend(
     [
@@ -46,11 +46,11 @@ CAPTION, CELL, LOWEST = (
     38,
     280,
 )  # heights in pixels: caption, row of a rank, minimum of all rows together
-# `CIRCLE` and `BOXES` are the ranges of x, from 0 to 1, for the circle of ranks and for the chunk
-# boxes.
+# `CIRCLE` is the range of x for the circle of ranks. `BOXES` is the range of x for the chunk boxes.
+# The whole width of the figure is the range 0 to 1.
 CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]
-# In a round with more than `LABELLED` arrows, the arrows have no chunk names, because there is no
-# room.
+# In a round with more than `LABELLED` arrows, chunk names have no room. The arrows of such a round
+# have no chunk names.
 LABELLED = 20
 EDGE = 0.08  # gap between a chunk's strip and the chunk's border, in chunk widths
 ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
@@ -127,8 +127,8 @@ def _curve(start: Points, stop: Points) -> Points:
     # The curve is a quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
-    # The curve ends before the circles of the two ranks, so that the arrowhead does not cover a
-    # name.
+    # The curve of an arrow ends before the circles of its two ranks. The arrowhead therefore does
+    # not cover the name of a rank.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
     visible: Points = points[clear]
     return visible
@@ -177,8 +177,8 @@ def _strips(holdings: Holdings, number: int) -> Trace:
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
     # New values keep their own colour even in complete sums, so that new values are always visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # The heat map contains gaps as rows and columns without values, because Plotly's own gaps would
-    # all have a single size.
+    # Rows and columns without values form the gaps of the heat map. Plotly's own gaps would all
+    # have a single size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
@@ -230,8 +230,8 @@ def message_trace(
     a pause button and a slider select the round.
 
     Args:
-        algorithm: Name of a collective in `labkit.schedules`, or a function that returns the rounds
-            for a number of ranks.
+        algorithm: Name of a collective in `labkit.schedules`, or a function. The function returns
+            the rounds for a number of ranks.
         size: Number of ranks, 2 to 12.
         network: Network that defines the layout of hosts and links, and on which the rounds are
             simulated. By default, the figure shows no times.

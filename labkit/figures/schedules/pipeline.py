@@ -142,7 +142,7 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # A pipeline schedule with delayed gradients has no end, so the text counts only the
+    # A pipeline schedule with delayed gradients has no end. The text therefore counts only the
     # micro-batches in the figure.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
@@ -197,8 +197,9 @@ CAPTION, NAMES, ABOVE, BOX, BELOW, HELD = 3.1, 2.3, 1.6, 1.0, 0.4, -0.45
 def pipeline_steps(table: ScheduleTable) -> Figure:
     """Animate a pipeline schedule: each frame shows the stages and their messages in one tick.
 
-    For example, the activations x3 of micro-batch 3 move to the right, and their gradients ∂3 to
-    the left. The text below each stage lists the micro-batches whose activations the stage stores.
+    For example, the activations x3 of micro-batch 3 move to the right. The gradients ∂3 of
+    micro-batch 3 move to the left. The text below each stage lists the micro-batches whose
+    activations the stage stores.
 
     Args:
         table: Schedule of `labkit.schedules.PIPELINE` with at most 8 stages and 200 ticks.

@@ -37,8 +37,9 @@ def predicted_and_measured(
 
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
-        network: Network of the prediction: a name, a `Network`, or a `Fit` (a fitted cost model
-            with its own γ). By default, the measurements name the network.
+        network: Network of the prediction: a name, a `Network`, or a `Fit`. A `Fit` is a fitted
+            cost model with its own γ (seconds per byte). By default, the measurements name the
+            network.
         gamma: Seconds that a rank needs to add one received byte (γ); ignored if `network` is a
             `Fit`.
 

@@ -38,14 +38,14 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     The column `stages` lists the pipeline stages on the rank. The column `utilisation` is the share
     of step time in which the rank computes, over steady steps. The column `step_ms` is the median
     step time. The columns `payload_bytes` and `messages` state how many bytes and messages the rank
-    sends per step, on average. The column `whole_bytes` is the size of all weights of the model,
-    which a rank stores before and after training. The categories of memory are weights, gradients,
-    optimizer, activations, and versions (old weights that a backward pass still needs). Each
-    category of memory has three columns: `…_bytes` (measured peak), `…_predicted` (from shapes and
-    schedule), and `…_error` = measured / predicted - 1. The columns `bytes` and `bytes_predicted`
-    are sums over the categories of memory, although the peaks of the categories may occur at
-    different times. A value that was not measured is a missing value in the table. The table has no
-    times for a run that failed its equivalence check.
+    sends per step, on average. The column `whole_bytes` is the size of all weights of the model.
+    Each rank stores all weights before and after training. The categories of memory are weights,
+    gradients, optimizer, activations, and versions. Versions are old weights that a backward pass
+    still needs. For each category of memory, the column `…_bytes` is the measured peak. The column
+    `…_predicted` comes from shapes and the schedule. The column `…_error` is measured / predicted -
+    1. The columns `bytes` and `bytes_predicted` are sums over the categories of memory. The peaks
+    of the categories may occur at different times. A value that was not measured is a missing value
+    in the table. The table has no times for a run that failed its equivalence check.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -61,20 +61,22 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
     r"""Return one row per pipeline run: bubble and speed-up, as measured and by theory.
 
-    The column `bubble_measured` is the idle share of all ranks' time from the first to the last
-    action of a step. The measured bubble is the median over steady steps; the columns with `_low`
-    and `_high` contain the 10th and the 90th percentile. The column `bubble_simulated` comes from a
-    simulation with the measured seconds of each stage and the network of the run. The column
-    `bubble_formula` assumes stages of equal duration, and messages that take no time
-    (`Table.bubble_share`). The columns `schedule_ms` and `simulated_ms` are the measured and
-    simulated times from the first to the last action of a step. The column `speedup` is the
+    The column `bubble_measured` is the idle share of all ranks' time in a step. The step's time
+    lasts from its first to its last action. The measured bubble is the median over steady steps.
+    Columns with `_low` contain the 10th percentile, and columns with `_high` the 90th percentile.
+    The column `bubble_simulated` comes from a simulation on the network of the run. The simulation
+    uses the measured seconds of each stage. The column `bubble_formula` assumes stages of equal
+    duration, and messages that take no time (`Table.bubble_share`). The column `schedule_ms` is the
+    measured time of a step's actions. The column `simulated_ms` is the simulated time of a step's
+    actions. The time of a step lasts from its first to its last action. The column `speedup` is the
     baseline's step time divided by the run's step time. The columns `speedup_low` and
     `speedup_high` are computed from the 90th and the 10th percentile of the step time. The column
     `bound` is the greatest possible speed-up: p (1 - bubble_formula) for p stages. For GPipe with m
     micro-batches, the bound is m p/(m + p - 1). For delayed gradients on K stages, the bound is
-    \(3/(1 + 2/K)\), if a backward pass takes as long as two forward passes. If each stage is
-    divided into `tensor_parallel_size` slices, the bound is multiplied by the number of slices. If
-    stages are divided into slices, the column `ranks` counts only the ranks of one slice.
+    \(3/(1 + 2/K)\). The bound \(3/(1 + 2/K)\) assumes backward passes twice as long as forward
+    passes. If each stage is divided into `tensor_parallel_size` slices, the bound is multiplied by
+    the number of slices. If stages are divided into slices, the column `ranks` counts only the
+    ranks of one slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.
@@ -142,8 +144,8 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
-        # Memory and step time are maxima, because the rank with the most memory must fit its
-        # machine, and the slowest rank determines the step time.
+        # The rank with the most memory must fit its machine. The slowest rank determines the step
+        # time. The table therefore contains the maxima of memory and step time.
         bytes=("bytes", "max"),
         counted=("counted", "all"),
         payload=("payload_bytes", "max"),
@@ -151,8 +153,7 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
-    # The table has one row per run in the order of the list, so a run has the same position in
-    # both.
+    # The table `by_run` has one row per run. The table and the list of runs have the same order.
     places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
@@ -241,9 +242,9 @@ def _known(value: float) -> bool:
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
     r"""Draw speed-up over the number of micro-batches: a point per run, and a dashed ideal curve.
 
-    The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages, if
-    messages take no time. The ideal speed-up is an upper bound for the schedules GPipe and 1F1B.
-    Arguments and exceptions are the same as for `pipeline_table`.
+    For m micro-batches in p equal stages, the ideal speed-up is \(\frac{m p}{m + p - 1}\). The
+    ideal speed-up assumes that messages take no time. The ideal speed-up is an upper bound for the
+    schedules GPipe and 1F1B. Arguments and exceptions are the same as for `pipeline_table`.
     """
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     table = pipeline_table(all_runs, baseline)
@@ -283,8 +284,8 @@ def _ideal(ranks: int, most: int) -> Trace:
 
 
 def _in_words(row: Any) -> str:
-    # The speed-up is NaN, which does not equal itself, if the run was not measured or failed its
-    # equivalence check.
+    # The speed-up is NaN if the run was not measured. The speed-up is also NaN if the run failed
+    # its equivalence check. A NaN value does not equal itself.
     details = "speed-up unknown" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     label = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"

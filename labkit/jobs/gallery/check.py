@@ -23,7 +23,7 @@ from labkit.records.run import load_runs
 from labkit.records.store import Record
 
 # The pattern `_N` matches a number, with its unit if it has one. The function `numbers` converts
-# each unit to its base unit, so that values in ms and s are comparable.
+# each unit to its base unit. Values in ms and s are therefore comparable.
 _UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
 _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
@@ -47,8 +47,8 @@ def _rule(form: str, holds: Callable[..., bool], words: str) -> Claim:
     return Claim(re.compile(form), holds, words)
 
 
-# The conditions in `RULES` include equality, because a quoted 1.00 is rounded, and the exact value
-# may be above or below 1.
+# The conditions in `RULES` include equality, because notebooks quote rounded numbers. The exact
+# value of a quoted 1.00 may be above or below 1.
 RULES = (
     _rule(
         rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}",
@@ -122,8 +122,8 @@ RULES = (
         "the step must not be shorter with a backup worker",
     ),
 )
-# A claim such as "shortest step" in a notebook's summary must agree with the values in the
-# summary's other lines. Each pattern in `LEAST` finds the values to which one claim refers.
+# The summary of a notebook may claim a "shortest step". Such a claim must agree with the values in
+# the summary's other lines. Each pattern in `LEAST` finds the values to which one claim refers.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
@@ -224,8 +224,8 @@ def _line_with(text: str, words: str) -> str:
 
 # The file check.yaml, in the folder of the notebooks, contains sets of small parameter values.
 VALUES = "check.yaml"
-# To test the check itself, labkit multiplies true numbers by the factors in `PLANTED`, which makes
-# the numbers false.
+# A test of the check itself needs false numbers. labkit multiplies true numbers by the factors in
+# `PLANTED` to make false numbers.
 PLANTED = (0.8, 0.9, 1.1, 1.2)
 
 
@@ -286,18 +286,18 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
 
     1. The notebook's source contains no measured number. The notebook's prose does not quote the
        default of a parameter that this run has changed.
-    2. Each number with decimals or a unit in a sentence appears in a table, a figure or a record of
-       the run. A number that compares two values may also be the ratio of two numbers in a table,
-       a figure or a record of the run.
-    3. The conclusion of each sentence follows from the numbers in the sentence (see
+    2. Each number with decimals or a unit in a sentence needs evidence. The evidence for a number
+       is a table, a figure or a record of the run. A number that compares two values may also be a
+       ratio. The two numbers of the ratio are in a table, a figure or a record. 3. The conclusion
+       of each sentence follows from the numbers in the sentence (see
        `labkit.jobs.gallery.check`).
 
     Whole numbers without a unit are counts or names; only the rule about conclusions applies to
     them.
     """
     defaults = known_values({n: p.default for n, p in declared(spec.notebook).items()})
-    # The record of a notebook job contains its parameter values, including the folders of runs that
-    # the notebook reads.
+    # The record of a notebook job contains its parameter values. The parameter values include the
+    # folders of runs that the notebook reads.
     started = job / "params.yaml"
     values: Record = {**defaults, **read_yaml(read_text(started), str(started))}
     written = cells.read(spec.notebook)

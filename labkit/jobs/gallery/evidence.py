@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
 FEW = 40  # A text may quote ratios of two values only if their column has at most `FEW` values.
-# A text may quote every point of a trace with at most `SHORT` points; more points would match any
-# number.
+# A text may quote every point of a trace with at most `SHORT` points. The points of a longer trace
+# would match any number.
 SHORT = 40
 
 # For each unit, `UNITS` contains its quantity, and the factor that converts values to the base
@@ -54,8 +54,8 @@ _NAMED = (
 )
 
 
-# If the pattern `_FACTOR` matches after a number, the number compares two values, as in "1.5x
-# faster" or "0.5 of one process".
+# A number before a match of `_FACTOR` compares two values. Two examples are "1.5x faster" and "0.5
+# of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -227,8 +227,8 @@ class Evidence:
                 texts = [words for words in body_cells if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)
-                # If a table's columns have several levels, its header has fewer cells than its
-                # body, so empty names pad the header.
+                # The header has fewer cells than the body if columns have several levels. Empty
+                # names fill the missing cells of the header.
                 heads = [""] * len(body_cells) + [html.unescape(words) for _, words in head]
                 names = heads[len(heads) - len(body_cells) :]
                 entries += [

@@ -136,8 +136,8 @@ class GallerySpec:
         Raises:
             InvalidInput: The notebook rejects the parameter values.
         """
-        # A notebook that reads runs has a parameter `runs`, which names the folder with the runs of
-        # all notebooks.
+        # A notebook that reads runs has a parameter `runs`. The parameter `runs` names the folder
+        # with the runs of all notebooks.
         runs = {"runs": [str(root)]} if self.reads_runs else {}
         values = parameters.validate_values(self.notebook, {**runs, **self.values})
         job = start(self.notebook, values, root, show=False)

@@ -43,8 +43,8 @@ class Array:
         plan: Plan of the sweep.
         folder: Folder of the sweep, which all nodes must see.
         jobs: Maximum number of simultaneous notebook runs; if None, Slurm decides.
-        options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; if empty, sbatch
-            requests the resources that the largest notebook run needs.
+        options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10". Without options, sbatch
+            requests the resources for the largest notebook run.
         screen: Display for progress lines.
     """
 
@@ -94,14 +94,14 @@ class Array:
         earlier = {
             number: named[path.name] for number, path in unended.items() if is_ours(path, number)
         }
-        # If the record of a notebook run contains the id of another Slurm job, labkit neither
-        # monitors nor cancels that job.
+        # The record of a notebook run may contain the id of another Slurm job. Labkit neither
+        # monitors nor cancels Slurm jobs of unknown origin.
         strange = {number: path for number, path in unended.items() if number not in earlier}
         check_ended(strange, jobs)
         for number, path in strange.items():
             self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
-        # Slurm array tasks still on hold are cancelled, because the command that submitted the
-        # tasks was killed before releasing them.
+        # Slurm array tasks that are still on hold are cancelled. The command that submitted the
+        # tasks was killed before their release.
         if held_elements := [
             number for number, job in jobs.items() if job.is_pending and job.reason == HELD_REASON
         ]:
@@ -127,8 +127,8 @@ class Array:
     def _submit(self, members: Sequence[SweepMember]) -> None:
         """Submit a job array on hold, write a record for each task, and release the array."""
         manifest.save_notebook(self.folder, self.plan)
-        # The file sweep.json lists the notebook runs before a Slurm array task starts, because each
-        # task reads its run from the list.
+        # Each Slurm array task reads its notebook run from sweep.json. The list in sweep.json must
+        # therefore exist before a task starts.
         manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / OUTPUT_FOLDER, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
@@ -205,9 +205,9 @@ class Array:
     def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:
         """Return whether an array task has ended and its record is visible on this node.
 
-        On a network file system, a node may see a record only some seconds after another node has
-        written it. If an array task seems to have ended without a record, a second query of Slurm
-        must confirm the end.
+        On a network file system, a new record becomes visible late. Another node may see a new
+        record only after some seconds. An array task may seem to have ended without a record. A
+        second query of Slurm must then confirm the end of the task.
         """
         if job is not None and not job.has_ended:
             return False

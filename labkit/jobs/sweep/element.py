@@ -48,8 +48,8 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
         imports.VARIABLE: modules,
     }
     os.environ |= clusters | job_environment
-    # A labkit job ends when its standard input is closed. The write end of the pipe stays open, so
-    # that standard input never ends the job; Slurm itself ends array tasks.
+    # A labkit job ends when its standard input is closed. The write end of the pipe stays open.
+    # Standard input therefore never ends the job. Slurm itself ends array tasks.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)

@@ -14,8 +14,7 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import value_of
 
-# The constant LARGEST limits the number of notebook runs in a sweep, and the number of values of
-# one parameter.
+# A sweep has at most LARGEST notebook runs. One parameter has at most LARGEST values.
 LARGEST = 10_000
 _CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -39,13 +38,13 @@ class Draw:
 
     def rounded(self, value: float) -> float:
         """Round a number to four significant digits, within the bounds."""
-        # Rounding to four digits can move a number beyond a bound, so `min` and `max` limit the
-        # rounded number.
+        # Rounding to four digits can move a number beyond a bound. The calls of `min` and `max`
+        # keep the rounded number within the bounds.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
-# The type `Axis` contains the values of one swept parameter, or the distribution from which the
-# values are drawn.
+# The type `Axis` contains the values of one swept parameter. Instead of values, an `Axis` may be a
+# distribution for random draws.
 Axis: TypeAlias = "tuple[JSON, ...] | Draw"
 Combination: TypeAlias = "dict[str, JSON]"
 
@@ -94,8 +93,8 @@ def all_combinations(axes: Mapping[str, Axis]) -> list[Combination]:
     """Return all combinations of values, in which the last parameter changes fastest.
 
     Raises:
-        InvalidInput: There are more than LARGEST combinations, or a parameter has a distribution,
-            for which there is no full grid.
+        InvalidInput: There are more than LARGEST combinations, or a parameter has a distribution. A
+            parameter with a distribution has no full grid.
     """
     lists: dict[str, tuple[JSON, ...]] = {}
     for name, axis in axes.items():
@@ -129,13 +128,13 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
         )
     generator = random.Random(seed)
     if not has_draws and grid_size <= LARGEST:
-        # The code sorts the drawn indices, so that the notebook runs have the same order as in the
+        # The code sorts the drawn indices. The notebook runs then have the same order as in the
         # full grid.
         grid = all_combinations(axes)
         return [grid[place] for place in sorted(generator.sample(range(grid_size), count))]
     combinations: dict[str, Combination] = {}
-    # The number of draws is limited, because a distribution of rounded numbers may have fewer
-    # distinct values than the user requests.
+    # A distribution of rounded numbers may have too few distinct values. The number of draws is
+    # therefore limited.
     for _ in range(100 * count):
         combination = {name: _pick(axis, generator) for name, axis in axes.items()}
         # Combinations of parameter values are stored by their text, because lists and mappings
@@ -160,8 +159,8 @@ def _call(name: str, text: str) -> Axis | None:
     # A missing argument becomes None, so that it raises the same error as a wrong argument.
     low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]  # None: missing
 
-    # Infinite bounds are rejected, because no number can be drawn; NaN is rejected, because
-    # comparisons with NaN are always false.
+    # Infinite bounds are rejected, because no number can be drawn between them. NaN is rejected,
+    # because comparisons with NaN are always false.
     if rest or not (is_number(low) and is_number(high) and -math.inf < low < high < math.inf):
         raise InvalidInput(f"{name}={text}: {kind} takes two numbers, the lower one first")
     if kind == "loguniform" and low <= 0:
@@ -181,8 +180,8 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     numbers = range(*whole)
     if not numbers:
         raise InvalidInput(f"{name}={text} has no values; range(1,5), for example, is 1, 2, 3, 4")
-    # The code computes the length of the range, because `len` raises an OverflowError if the length
-    # exceeds a machine word.
+    # If the range is longer than a machine word allows, `len` raises an OverflowError. The code
+    # therefore computes the length of the range itself.
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
     return tuple(numbers)
@@ -195,8 +194,8 @@ def _split(name: str, text: str) -> list[str]:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            # Outside brackets, a quotation mark in the middle of an item counts as an apostrophe,
-            # not as the start of a string.
+            # Outside brackets, a quotation mark inside an item counts as an apostrophe. Outside
+            # brackets, a string begins only at the start of an item.
             quote = letter
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
-# The file `notebook.ipynb` is a copy of the notebook, which all notebook runs of the sweep's last
-# attempt execute.
+# The file `notebook.ipynb` is a copy of the user's notebook. All notebook runs of the sweep's last
+# attempt execute the copy.
 NOTEBOOK = "notebook.ipynb"
-# The folder `.earlier` contains earlier attempts of notebook runs; its name begins with a dot, so
-# that file searches skip it.
+# The folder `.earlier` contains earlier attempts of notebook runs. File searches skip the folder
+# `.earlier`, because its name begins with a dot.
 EARLIER = ".earlier"
 # A resumed sweep waits at most PATIENCE seconds until the notebook runs of the killed sweep end.
 PATIENCE = 60.0
@@ -83,12 +83,12 @@ def newest(root: Path, plan: SweepPlan) -> Path | None:
             record = read(path.parent)
         except LabkitError:  # the command `labkit ls` reports the damaged record
             continue
-        # A symbolic link to a sweep in another folder is ignored; to resume such a sweep, the user
-        # must name it.
+        # A symbolic link to a sweep in another folder is ignored. To resume a linked sweep, the
+        # user must name the sweep.
         if record.get("plan") == plan.name and not path.parent.is_symlink():
             candidates.append((str(record.get("started") or ""), path.parent))
-    # The newest sweep is found by its start time and not by its number, because numbers of removed
-    # folders are reused.
+    # The start time identifies the newest sweep. The sweep's number does not, because new sweeps
+    # reuse the numbers of removed folders.
     return max(candidates)[1] if candidates else None
 
 
@@ -96,15 +96,16 @@ def newest(root: Path, plan: SweepPlan) -> Path | None:
 def owned(folder: Path) -> Iterator[None]:
     """Lock a sweep's folder, so that only this process executes the sweep's notebook runs.
 
-    Forked processes of notebook runs inherit the lock on the folder. The folder stays locked while
-    any notebook run of the sweep continues, even after the sweep's process has died.
+    Forked processes of notebook runs inherit the lock on the folder. The sweep's folder stays
+    locked while any notebook run of the sweep continues. The death of the sweep's process does not
+    release the lock.
 
     Raises:
-        LabkitError: Another process executes the sweep, a notebook run of a killed sweep does not
-            end, or the folder contains a link or a special file.
+        LabkitError: Another process executes the sweep, or a killed sweep's notebook run continues.
+            A folder with a link or a special file also raises LabkitError.
     """
-    # The lock applies to the sweep's folder and not to sweep.json, because each write replaces
-    # sweep.json and would lose the lock.
+    # The lock applies to the sweep's folder, not to the file sweep.json. Each write replaces
+    # sweep.json and would lose a lock on the file.
     descriptor = os.open(folder, os.O_RDONLY)
     begin = time.monotonic()
     try:
@@ -145,11 +146,10 @@ def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) ->
     if job.exists():
         backup = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
         make_folder(backup.parent, folder)
-        # The folder of an earlier attempt is kept, because it may be the only evidence of why the
+        # The folder of an earlier attempt is kept. The folder may be the only evidence of why the
         # attempt failed.
         job.rename(backup)
-    # The new job folder is renamed to its visible name last, so that readers never see an
-    # incomplete job.
+    # The new job folder gets its visible name last. Readers therefore never see an incomplete job.
     temporary = folder / f".{secrets.token_hex(4)}.new"
     temporary.mkdir()
     store.mark_queued(
@@ -166,8 +166,8 @@ def save_notebook(folder: Path, plan: SweepPlan) -> Path:
 def tidy(folder: Path) -> None:
     """Remove the incomplete job folders that a killed sweep has left."""
     for path in folder.glob(".*.new"):
-        # Sweeps give names like `.*.new` only to folders, so a file with such a name is not from
-        # labkit.
+        # Sweeps give names like `.*.new` only to folders. A file with a name like `.*.new` is
+        # therefore not from labkit.
         if path.is_dir():
             shutil.rmtree(path)
 

@@ -43,8 +43,8 @@ class SweepScreen:
         self._spent.append(spent)
         number = sum(self.states.values())
         reason = f": {cause}" if cause else ""
-        # In a terminal, the status line shows the remaining time, so the line about an ended
-        # notebook run omits the time.
+        # In a terminal, the status line shows the remaining time. The line about an ended notebook
+        # run therefore omits the remaining time.
         ending = "" if self._line or not remaining else f"; {remaining}"
         self._clear()
         width = len(str(self.total))
@@ -68,8 +68,8 @@ class SweepScreen:
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
-        # The status line leaves one column free, because a full line would wrap, and only the last
-        # row could be erased.
+        # The status line leaves one column free, because a full line would wrap. After a wrap, only
+        # the last row could be erased.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(plain(text)[:width], end="", file=self._stream, flush=True)
@@ -82,8 +82,8 @@ class SweepScreen:
             running: Seconds since the start of each notebook run in progress, by job folder.
             abreast: Number of notebook runs that are in progress at the same time.
 
-        Returns: A text such as "about 5 min left"; an empty text if no notebook run has ended yet,
-            or if none remains.
+        Returns: The remaining time as a text, such as "about 5 min left". The text is empty if no
+            notebook run has ended or if none remains.
         """
         if not self._spent or not (waiting or running):
             return ""

@@ -98,9 +98,9 @@ class Scheduler:
         plan: Plan of the sweep.
         folder: Folder of the sweep.
         jobs: Maximum number of simultaneous notebook runs, independent of the number of cores.
-            None: a notebook run starts if all runs in progress then need no more cores (ranks ×
-                threads) than this machine has. A notebook run that needs more than all cores, or an
-                unknown number of ranks, runs alone.
+            None: The number of cores on this machine limits the simultaneous notebook runs. Each
+                notebook run needs ranks × threads cores. A notebook run that needs more than all
+                cores, or an unknown number of ranks, runs alone.
         limit: Time limit of a notebook run in seconds; None for no limit.
         screen: Display for progress lines.
     """
@@ -131,8 +131,8 @@ class Scheduler:
     def run(self, members: Sequence[SweepMember], trials: Trials | None = None) -> bool:
         """Execute notebook runs, also those of a search; return False if the user interrupts.
 
-        Notebook runs with equal numbers of ranks and threads are executed in sequence, so that they
-        reuse a cluster.
+        Notebook runs with equal numbers of ranks and threads are executed in sequence. Notebook
+        runs in sequence reuse one cluster.
         """
         shapes = list(dict.fromkeys(member.shape for member in members))
         waiting = sorted(members, key=lambda member: shapes.index(member.shape))
@@ -181,8 +181,8 @@ class Scheduler:
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
         used_slots = {running.place for running in self._running}
-        # A notebook run gets the lowest free slot, because a cluster most likely still runs in the
-        # lowest slots.
+        # A notebook run gets the lowest free slot. A cluster most likely still runs in the lowest
+        # slots.
         slot = min(set(range(len(used_slots) + 1)) - used_slots)
         environment = self._clusters.environment(slot, member.shape)
         environment |= {imports.VARIABLE: imports.notebook_folders(self.plan.notebook)}
@@ -212,14 +212,14 @@ class Scheduler:
     def _end(self, running: Running, waiting: list[SweepMember]) -> None:
         result = running.job.result()
         if not running.job.in_order:
-            # After an abnormal end of a notebook, its ranks may still compute, so the next notebook
-            # run gets another cluster.
+            # After an abnormal end of a notebook, its ranks may still compute. The next notebook
+            # run therefore gets another cluster.
             self._clusters.release(running.place, running.member.shape)
-        # A cluster is released, to free its cores, if no remaining notebook run needs the same
-        # numbers of workers and threads.
+        # Each cluster has fixed numbers of workers and threads. If no remaining notebook run fits a
+        # cluster, the cluster is released. The release of a cluster frees its cores.
         needed = [*waiting, *(other.member for other in self._running)]
-        # While a search may create further notebook runs, labkit keeps all clusters, because a new
-        # run may need any of them.
+        # A search may still create notebook runs that need any of the clusters. Labkit therefore
+        # keeps all clusters during the search.
         if not self._members_to_ask:
             self._clusters.release_others({member.shape for member in needed})
         rank = f"rank {result.rank}: " if result.rank is not None else ""

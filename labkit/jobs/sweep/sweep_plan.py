@@ -32,7 +32,7 @@ class Search:
             call `test_accuracy`.
         maximize: Whether the search maximizes the metric; if False, it minimizes the metric.
         trials: Total number of notebook runs that the search tries.
-        prune: Name of Optuna's pruner; a pruner stops runs that are worse than other runs at the
+        prune: Name of Optuna's pruner. A pruner stops runs that are worse than other runs at the
             same step. With None, no run is pruned. In records of older labkit versions, the value
             true means the median pruner.
         sampler: Name of Optuna's sampler.
@@ -132,7 +132,7 @@ class SweepPlan:
         request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
             request = self.search.to_json()
-        # The hash excludes the notebook's content, so that `--resume` finds the sweep after the
+        # The hash excludes the notebook's content. `--resume` therefore finds the sweep after the
         # user has corrected the notebook.
         return _digest([store.recorded_path(self.notebook), request])
 
@@ -144,8 +144,8 @@ class SweepPlan:
     @cached_property
     def _code(self) -> list[JSON]:
         """The code that determines results: the notebook's code cells and labkit's source."""
-        # Markdown cells and outputs are omitted, because a change of a Markdown cell or an output
-        # does not affect results.
+        # Markdown cells and outputs are omitted. A change of a Markdown cell or an output does not
+        # affect results.
         code: list[JSON] = [
             [cell.source, [*cell.tags]]
             for cell in cells.parse(self.text, self.notebook)
@@ -246,8 +246,8 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
     has no parameter `seed`, the repeats have the same values.
 
     Raises:
-        InvalidInput: A name is unknown, a value is not allowed, or there are no notebook runs or
-            too many.
+        InvalidInput: A name is unknown, or a value is not allowed. A plan with no or too many
+            notebook runs also raises InvalidInput.
     """
     if spec.repeats < 1:
         raise InvalidInput(f"--repeats {spec.repeats} is impossible; give a whole number from 1")
@@ -284,8 +284,8 @@ def _convert_request(
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)
-    # Names and types are checked before notebook runs are planned, because an error about a value
-    # is clearer than an error about a notebook run.
+    # Names and types are checked before notebook runs are planned. An error about a value is
+    # clearer than an error about a notebook run.
     parameters.check_names(notebook, [*axes, *fixed], declared)
     converted = {name: _convert_axis(declared[name], axis) for name, axis in axes.items()}
     return (
@@ -311,7 +311,7 @@ def again(
 def _plan(
     notebook: Path, declared: Known, described: list[Described], swept: list[str]
 ) -> SweepPlan:
-    # Folder numbers have leading zeros, so that folders sorted by name are in the order of the
+    # Folder numbers have leading zeros. Folders sorted by name are then in the order of the
     # notebook runs.
     digits = max(3, len(str(len(described))))
     members = []

@@ -83,8 +83,8 @@ class Trials:
     def watch(self, member: SweepMember) -> None:
         """Report a notebook run's metrics to Optuna; if Optuna prunes the run, request its end.
 
-        After a request to prune the run, all ranks end after the same step, and then the notebook
-        ends.
+        After a request to prune the run, all ranks end after the same step. The notebook ends after
+        its ranks.
         """
         now = time.monotonic()
         if not self.search.prune or now - self._watched_at.get(member.folder, 0.0) < WATCH_EVERY:
@@ -149,8 +149,8 @@ class Trials:
             streams = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
             if not streams:
                 return None
-            # The alphabetically first path is chosen, because the file system may list the paths in
-            # a different order in each call.
+            # The file system may list the paths in a different order in each call. The code
+            # therefore chooses the alphabetically first path.
             self._readers[member.folder] = StreamReader(min(streams))
         return self._readers[member.folder]
 
@@ -166,7 +166,7 @@ def study(folder: Path, search: Search) -> Study:
         pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )
-    # The sampler's seed depends on the number of trials, so that a resumed search does not repeat
+    # The sampler's seed depends on the number of trials. A resumed search therefore does not repeat
     # earlier draws.
     seed = search.seed + len(optuna_study.get_trials(deepcopy=False))
     samplers = optuna.samplers
@@ -211,8 +211,8 @@ def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
         return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
     numbers = [value for value in axis if type(value) is int]
     if len(numbers) == len(axis) > 2 and len(steps := {*_steps(numbers)}) == 1 and min(steps) > 0:
-        # Equally spaced integers become a numeric range instead of categories, because the
-        # neighbours of a good number are often also good.
+        # Equally spaced integers become a numeric range instead of categories. The neighbours of a
+        # good number are often also good.
         return distributions.IntDistribution(numbers[0], numbers[-1], step=steps.pop())
     return distributions.CategoricalDistribution([_choice(value) for value in axis])
 

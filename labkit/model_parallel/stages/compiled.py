@@ -27,9 +27,9 @@ class TracedGraph:
     """
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
-        # The traced function is stored to keep it alive, because it owns the Python functions that
-        # its operations call. Autograph is disabled for the function `trace`, because Keras also
-        # traces models without autograph.
+        # The code stores the traced function to keep the function alive. The traced function owns
+        # the Python functions that its operations call. Autograph is disabled for the function
+        # `trace`, because Keras also traces models without autograph.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -68,12 +68,12 @@ class TracedGraph:
         """Return a function that runs `operations` and returns the tensors `fetches`.
 
         The extracted function contains only those control dependencies that connect its own
-        operations. If the operations of two functions must run in a certain order, the caller must
+        operations. The operations of two functions may need a certain order. The caller must then
         call the functions in that order.
         """
         read = [name for op in operations for name in self._nodes[op].input]
-        # Each function contains copies of its constants, because a caller would have to store
-        # constants that are passed as arguments.
+        # Each function contains copies of its constants. A caller would have to store constants
+        # that are passed as arguments.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [
@@ -101,8 +101,8 @@ class TracedSegment:
     Args:
         part: Operations of the function, as a `GraphDef`.
         specs: Dict from name of input tensor to shape and dtype.
-        captured: Dict from tensor name to variable, for variables that the traced graph reads from
-            outside; the compiled function may read only some of them.
+        captured: Dict from tensor name to variable, for variables outside the traced graph. The
+            compiled function may read only some of the captured variables.
         fetches: Names of the output tensors, which may include input tensors.
     """
 
@@ -135,8 +135,8 @@ class TracedSegment:
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Run the function on a dict from name to tensor; return a dict of the output tensors."""
         arguments = [values[name] for name in self.feeds]
-        # A direct call of the concrete function would give the same result, but would also inspect
-        # the arguments, which takes longer.
+        # A direct call of the concrete function would give the same result. A direct call takes
+        # longer, because it also inspects the arguments.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )
@@ -159,8 +159,8 @@ def _without_outside_controls(
     """Return a copy of a node that has control dependencies only on operations in `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # The node attribute `_class` requests placement on the device of other operations, which the
-    # extracted function may not contain.
+    # The node attribute `_class` requests placement on the device of other operations. The
+    # extracted function may lack the operations that `_class` names.
     copy.attr.pop("_class", None)
     del copy.input[:]
     copy.input.extend(
@@ -171,8 +171,8 @@ def _without_outside_controls(
 
 # The type `Values` maps the name of a tensor in the graph to the tensor.
 Values: TypeAlias = dict[str, tf.Tensor]
-# The type `Computed` contains the results (tensors or None), the tensors whose gradients are passed
-# in, and a scalar objective.
+# The type `Computed` contains results, tensors with given gradients, and a scalar objective. A
+# result is a tensor or None.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
 Compute: TypeAlias = Callable[..., Computed]
 
@@ -196,8 +196,9 @@ class Compiled:
     order, as in the forward pass.
 
     Args:
-        compute: Function that returns a list of results (tensors or None), a list of the tensors
-            whose gradients are the seeds, and a scalar objective.
+        compute: Function that returns two lists and a scalar objective. The first list contains
+            results, each a tensor or None. The second list contains the tensors whose gradients are
+            the seeds.
         specs: Shapes and dtypes of the arguments, as one nested structure per argument, with None
             for missing values.
         inputs: Function that selects, from the arguments, the tensors whose gradients are computed.
@@ -222,8 +223,8 @@ class Compiled:
                 results, ends, objective = compute(*arguments)
             forward_names[:] = [op.name for op in tf.compat.v1.get_default_graph().get_operations()]
             # In a pipeline, the gradients from the next stage arrive only after the forward pass.
-            # Placeholders represent the gradients from the next stage, so that forward and backward
-            # pass form one graph and share tensors.
+            # Placeholders represent the gradients from the next stage. With placeholders, the
+            # forward and backward pass form one graph and share tensors.
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             initial = [tf.ones_like(objective), *seeds]
             dx, dw = tape.gradient([objective, *ends], [watched, weights], initial)
@@ -232,9 +233,10 @@ class Compiled:
             self._dx, self._dw = _names(dense(dx, watched)), _names(dense(dw, weights))
 
         self._graph = graph = TracedGraph(trace, specs)
-        # All The list `forward_names` contains the names of operations that are traced before the
-        # backward pass. belong to the forward pass, even if no other operation reads their results.
-        # Operations whose results no operation reads may update statistics or advance random seeds.
+        # The list `forward_names` contains the operations that are traced before the backward pass.
+        # Operations in `forward_names` belong to the forward pass, even if their results are
+        # unread. Operations whose results no operation reads may update statistics or advance
+        # random seeds.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)

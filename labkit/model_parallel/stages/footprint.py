@@ -15,7 +15,8 @@ from labkit.schedules.pipeline import ScheduleTable
 from labkit.schedules.pipeline_stages import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
-# The layers in _VIEWS store no new tensor, because they only return their input or a view of it.
+# The layers in _VIEWS store no new tensor. Each layer in _VIEWS only returns its input or a view of
+# its input.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
 Bytes: TypeAlias = dict[str, int]  # The type `Bytes` maps a kind of tensor to its number of bytes.
@@ -48,9 +49,9 @@ def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
         kind: A Keras optimizer that has not been built.
         gradients: Bytes of all gradients.
     """
-    # The optimizer is built for a one-element variable; each one-element array in its state
-    # represents one copy of the weights. A lookup of the number of copies by optimizer class would
-    # need a table of all Keras optimizers.
+    # The optimizer is built for a variable with one element. Each one-element array in the
+    # optimizer's state represents one copy of the weights. A lookup of the number of copies by
+    # optimizer class would need a table of all Keras optimizers.
     scalar = keras.Variable(np.zeros(1), name="one")
     kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
@@ -66,12 +67,12 @@ def of_stages(
 ) -> Bytes:
     r"""Return the maximum bytes that a rank stores for pending backward passes of a schedule.
 
-    "activations" is \(\max_t \sum_s n_s(t) a_s\), a maximum over the time slots t (rows of the
-    schedule) and a sum over the rank's stages s. The number \(n_s(t)\) counts the micro-batches in
-    flight at stage s after time slot t, and \(a_s\) is the activation bytes of one micro-batch.
-    With recomputation, \(a_s\) counts only the stage's input, and the remaining activations of one
-    micro-batch are added to the maximum. "versions" is the bytes of the older weight versions that
-    `stored_versions` counts.
+    "activations" is \(\max_t \sum_s n_s(t) a_s\). The maximum covers the time slots t, which are
+    rows of the schedule. The sum covers the stages s of the rank. The number \(n_s(t)\) counts the
+    micro-batches in flight at stage s after time slot t. The bytes \(a_s\) are the activations of
+    one micro-batch at stage s. With recomputation, the activation bytes \(a_s\) count only the
+    input of stage s. The remaining activations of one micro-batch are added to the maximum.
+    "versions" is the bytes of the older weight versions that `stored_versions` counts.
 
     Args:
         models: Models of all stages of the pipeline, in order.
@@ -139,10 +140,10 @@ class MemoryLedger:
     """The peak bytes of `activations`, `gradients` and `versions` that the stages of a rank store.
 
     The ledger counts the bytes of real tensors, and counts tensors that share a memory block only
-    once. "activations" are the tensors that a stage saves between a forward pass and its backward
-    pass, or between the two parts of the backward pass. "gradients" are weight gradients that are
-    stored until the update. "versions" are old weights that a pending backward pass still needs
-    after the variables have changed. Current weights do not count as activations, even if a
+    once. "activations" are the tensors that a stage saves for its backward pass. A stage may also
+    save "activations" between the two parts of the backward pass. "gradients" are weight gradients
+    that are stored until the update. "versions" are old weights that a pending backward pass still
+    needs after the variables have changed. Current weights do not count as activations, even if a
     backward pass reads them.
 
     The ledger omits messages and the temporary memory of operations. The ledger also omits the
@@ -159,8 +160,8 @@ class MemoryLedger:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._step = steps, 0
-        # The dict `_stored` maps a kind of tensor to bytes per pair (stage, micro-batch); for
-        # gradients, the micro-batch is None.
+        # The dict `_stored` maps a kind of tensor to bytes per stage and micro-batch. For
+        # gradients, the number of the micro-batch is None.
         self._stored: dict[str, dict[tuple[int, int | None], BytesByAddress]] = {
             kind: {} for kind in self.most
         }
@@ -221,7 +222,7 @@ def _is_memory(value: tf.Tensor) -> bool:
 
 
 def _bytes(tensors: Iterable[tf.Tensor]) -> BytesByAddress:
-    # Only the private method `_numpy` returns the memory of a TensorFlow tensor without a copy; the
-    # method `numpy` copies the memory.
+    # The private method `_numpy` returns the memory of a TensorFlow tensor without a copy. The
+    # public method `numpy` copies the memory.
     arrays = [tensor._numpy() for tensor in tensors if _is_memory(tensor)]
     return {array.ctypes.data: array.nbytes for array in arrays}

@@ -47,8 +47,8 @@ class TensorSource(NamedTuple):
 class StageModels:
     """The stages of a model as Keras models, which share their layers with the whole model.
 
-    Each tensor, including masks, is sent directly from the stage that produces it to all stages
-    that read it.
+    Each stage sends its output tensors directly to the stages that read them. Masks are sent in the
+    same way as other tensors.
 
     Attributes:
         whole: The model that is divided into stages.
@@ -73,7 +73,7 @@ class Blocks:
 
     A block ends at each point where later layers read only one tensor (and its mask). If `wide` is
     set, a block ends after each layer. No block ends with an integer tensor, because integers have
-    no gradient. All layer calls that use a variable are in one block; otherwise, two ranks would
+    no gradient. All layer calls that use a variable are in one block. Otherwise, two ranks would
     train separate copies of the variable.
 
     Args:
@@ -84,8 +84,8 @@ class Blocks:
     def __init__(self, model: keras.Model, wide: bool = False) -> None:
         self._graph = functional_of(model)
         self._nodes = list(_in_order(self._graph))
-        # The list `ends` contains one pair per block: the number of layer calls up to the block's
-        # end, and its name.
+        # The list `ends` contains one pair per block: a number and the block's name. The number
+        # counts the layer calls up to the block's end.
         ends = (
             self._wide_cuts(self._possible_cuts())
             if wide
@@ -215,7 +215,7 @@ class BlockChain(Blocks):
 
 
 def split_model(model: keras.Model, edges: Sequence[int]) -> list[keras.Model]:
-    """Return the stages of a chain as models; stage k has blocks edges[k] to edges[k + 1] - 1."""
+    """Return the stages as models: stage k has blocks edges[k] to edges[k + 1] - 1."""
     return BlockChain(model).split(edges).models
 
 

@@ -24,9 +24,9 @@ Ends: TypeAlias = "Sequence[keras.KerasTensor | Sequence[keras.KerasTensor]]"
 class StageMessages:
     """Messages between the stages of one replica; with R ranks, stage s is on rank s mod R.
 
-    A tensor is sent directly from the stage that produces it to each stage that reads it. The
-    gradients of a tensor are sent directly from each stage that reads it to the stage that produces
-    it.
+    A tensor is sent directly from the stage that produces it to each stage that reads it. Each
+    stage that reads a tensor computes a gradient of the tensor. The gradients are sent directly to
+    the stage that produces the tensor.
 
     Args:
         communicator: Communicator of the replica's ranks, in stage order.
@@ -53,8 +53,8 @@ class StageMessages:
 
     def send(self, value: tf.Tensor, stage: int, peer: int) -> Posted:
         """Start to send a stage's tensor to another stage, `peer`; return the pending requests."""
-        # The send does not block, because the receiving rank may have to execute other actions of
-        # the schedule first.
+        # The send does not block. The receiving rank may have to execute other actions of the
+        # schedule first.
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, self._tag(stage, peer))
 
@@ -154,8 +154,8 @@ class Passing:
     def receive(self, stage: int, forward: bool, number: int, size: Sequence[int]) -> None:
         """Receive a stage's inputs if `forward` is true, or else the gradients of its outputs."""
         links = self._links
-        # Tensors are received in the order in which they are sent, which is the order of the
-        # sending stage's outputs.
+        # Tensors are received in the order in which they are sent. A stage sends its tensors in the
+        # order of its outputs.
         if forward:
             for place, source in enumerate(links.takes[stage]):
                 if source.stage != INPUTS and not links.is_here(source.stage):
@@ -177,9 +177,9 @@ class Passing:
 class OwnLosses:
     """Sum of the losses (such as regularizers) that layers of all stages add in a training step.
 
-    If any layer adds losses, each training step needs one sum over the ranks, whose bytes are not
-    counted. If no layer adds losses, the ranks communicate only once, in the first training step,
-    to find out that no layer adds losses.
+    If any layer adds losses, each training step needs one sum over the ranks. The bytes of the sum
+    of losses are not counted. The ranks check in the first training step whether any layer adds
+    losses. If no layer adds losses, later training steps need no sum of losses.
 
     Args:
         communicator: Communicator of the ranks of all stages.
@@ -201,7 +201,7 @@ class OwnLosses:
 
     def added_to(self, loss: float | None) -> float | None:
         """Return `loss` plus the layers' losses of all stages, or None if `loss` is None."""
-        # Layers add losses only when called, so the ranks learn only after the first forward pass
+        # Layers add losses only when they are called. After the first forward pass, the ranks learn
         # whether any layer adds losses.
         if self._anywhere is None:
             flags = self._communicator.allgather(self._has_losses, "whether layers add losses")

@@ -36,8 +36,8 @@ def block_passes(
         model: The whole model.
         rows: Number of rows in a micro-batch.
         clock: Clock that measures the times.
-        blocks: Blocks of the model; if None, the model is cut at each point that only one tensor
-            crosses.
+        blocks: Blocks of the model, between which the function cuts the model. If `blocks` is None,
+            every point that only one tensor crosses is a cut.
     """
     blocks = blocks or Blocks(model)
     parts = blocks.split(range(len(blocks) + 1))
@@ -91,7 +91,7 @@ def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
     # A local random generator leaves NumPy's global random state unchanged.
     random = np.random.default_rng(0)
-    # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding
+    # A cast to integers turns values below 1 into 0. The number 0 is a valid input of an Embedding
     # layer.
     return tf.cast(random.random(shape), kind)
 

@@ -79,8 +79,8 @@ class StatefulRecurrent(keras.layers.Layer):
 
     def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Return the layer's outputs for a segment, and store the layer's final state in `end`."""
-        # The option `return_state` is True only during the call, because the whole model also calls
-        # the same layer object.
+        # The whole model calls the same layer object without the option `return_state`. The option
+        # `return_state` is therefore True only during the call for one segment.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
@@ -98,8 +98,8 @@ class StatefulRecurrent(keras.layers.Layer):
     def _with_previous_output(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         """Replace outputs before the first unmasked time step by the previous segment's output.
 
-        At a masked time step, Keras repeats the previous output; before the first unmasked time
-        step of a call, it returns zeros.
+        At a masked time step, Keras repeats the previous output. Before the first unmasked time
+        step of a call, Keras returns zeros.
         """
         if not self.layer.return_sequences:
             return tf.where(tf.reduce_any(mask, axis=1)[:, None], y, before)
@@ -236,17 +236,18 @@ States: TypeAlias = list[list[tf.Tensor]]
 class RecurrentStage(Stage):
     r"""A stage whose micro-batches are time segments; each continues from the previous state.
 
-    With the input \(x_i\), output \(y_i\) and recurrent state \(h_i\) of segment i, \((y_i, h_i) =
-    f(x_i, h_{i-1})\) and \(h_{-1} = 0\). Backward passes run from the last segment to the first.
-    The stage stores \(\partial L / \partial h_{i-1}\), the gradient of the loss with respect to the
-    state, for its next backward pass. The stage sends \(\partial L / \partial x_i\), the gradient
-    of the loss with respect to the input, to the previous stage. The gradients are those of
-    back-propagation through all time steps of the sequence. The loss is the mean over rows and time
-    steps, so the weight of a segment is its fraction of the time steps.
+    Segment i has the input \(x_i\), the output \(y_i\) and the recurrent state \(h_i\). A stage
+    computes \((y_i, h_i) = f(x_i, h_{i-1})\), and the initial state is \(h_{-1} = 0\). Backward
+    passes run from the last segment to the first. The gradient of the loss with respect to the
+    state is \(\partial L / \partial h_{i-1}\). The stage stores the gradient of the state for its
+    next backward pass. The stage sends the gradient of the loss with respect to its input. The
+    previous stage receives the input gradient \(\partial L / \partial x_i\). The gradients are
+    those of back-propagation through all time steps of the sequence. The loss is the mean over rows
+    and time steps. The weight of a segment is therefore its fraction of the time steps.
 
     If a recurrent layer returns only its last output, later layers run only in the last segment.
-    Before the last segment, a stage with a layer that returns only its last output has no output
-    and receives no gradient.
+    If a layer returns only its last output, earlier segments have no stage output. A stage receives
+    no gradient for a segment without an output.
 
     TensorFlow traces segments of different lengths separately.
 
@@ -271,15 +272,15 @@ class RecurrentStage(Stage):
         nodes = [node for nodes in model._nodes_by_depth.values() for node in nodes]
         carried = [node for node in nodes if isinstance(node.operation, StatefulRecurrent)]
         self._layers: list[StatefulRecurrent] = [node.operation for node in carried]
-        # A time segment without an output runs only through the recurrent layers, because nothing
-        # reads the outputs of later layers.
+        # A time segment without an output stops after the last recurrent layer. Without an output
+        # of the segment, nothing reads the outputs of later layers.
         states = [node.outputs[0] for node in carried] or model.outputs
         self._body = keras.Model(model.inputs, states)
         # The attribute `_states` contains the state tensors at the end of the previous time
         # segment.
         self._states: States = []
-        # The list `_state_gradients` contains the gradients of the loss with respect to the
-        # recurrent states after a time segment.
+        # The list `_state_gradients` contains gradients of the loss with respect to recurrent
+        # states. The recurrent states are those after a time segment.
         self._state_gradients: list[tf.Tensor] = []
 
     def forward(
@@ -294,8 +295,8 @@ class RecurrentStage(Stage):
             targets: Pair (targets, sample weights), used at the last stage.
         """
         answers = self._open or number == self._last
-        # If only the last segment has an output, the loss and the losses that layers add are
-        # counted once, with weight 1.
+        # If only the last time segment has an output, its losses have weight 1. The weight 1 also
+        # applies to the losses that layers add.
         counts = self._share(share if self._open else 1.0)
         compute: Compute = self._compute_outputs if answers else self._update_states
         with self.computing():
@@ -303,13 +304,13 @@ class RecurrentStage(Stage):
             arguments = as_list(x), begin, self._loss_targets(targets) if answers else None, counts
             self.own_loss, *results = self._run_forward(number, compute, *arguments)
         states = results[len(results) - len(tf.nest.flatten(begin)) :]
-        # A time segment starts from the values of the previous segment's final states, but the
-        # TensorFlow graphs of the segments are separate. Because time segments have separate
-        # graphs, the backward pass of the next segment explicitly returns the gradient of its
-        # initial states.
+        # A time segment starts from the values of the previous segment's final states. The
+        # TensorFlow graphs of different time segments are separate. A segment's backward pass
+        # explicitly returns the gradient of the segment's initial states. The previous segment's
+        # backward pass reads the gradient of these states.
         self._states = tf.nest.pack_sequence_as(begin, states)
-        # No later segment reads the final state of the last time segment, so the gradient of this
-        # final state is zero.
+        # No later segment reads the final state of the last time segment. The gradient of the last
+        # segment's final state is therefore zero.
         if number == self._last:
             self._state_gradients = [tf.zeros_like(state) for state in states]
         return unwrap_single(results[: len(results) - len(states)]) if answers else None
@@ -319,8 +320,8 @@ class RecurrentStage(Stage):
 
         Args:
             number: Number of the segment; segments run from last to first.
-            gradient: Gradient with respect to the output; None at the last stage, and for a segment
-                without an output.
+            gradient: Gradient with respect to the output. The gradient is None at the last stage
+                and for segments without an output.
             weights_later: Ignored, because the backward pass of a wavefront schedule is not divided
                 into two parts.
         """

@@ -81,19 +81,19 @@ class Runner:
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called with the number of a stage when the weights of this
-                stage may change.
+            update: Function that is called when the weights of a stage may change. The argument of
+                `update` is the number of the stage.
         """
         parts = self._parts(batch)
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
-            # A stage computes, and exchanges messages with another stage, only if the micro-batch
-            # has data for the later stage.
+            # A stage skips an action on a micro-batch without data for the later stage. Of the
+            # stage and its peer, the later stage has the greater number.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     in_flight.execute(action, stage, number, peer)
-            # An asynchronous pipeline schedule updates the weights after each backward pass, and
-            # never waits until the pipeline is empty.
+            # An asynchronous pipeline schedule updates the weights after each backward pass. An
+            # asynchronous schedule never waits until the pipeline is empty.
             if self.table.asynchronous and action == "backward":
                 self.rows = parts.rows(number)
                 update(stage)
@@ -111,8 +111,8 @@ class Runner:
         if self.losses is None:
             return {}
         targets, shares = parts.loss_targets(self.losses.masks(batch.x))
-        # In an asynchronous schedule, each micro-batch has its own weight update, so its loss
-        # weights do not depend on other micro-batches.
+        # In an asynchronous schedule, each micro-batch has its own weight update. In an
+        # asynchronous schedule, loss weights do not depend on other micro-batches.
         if self.table.asynchronous:
             counts = [self.losses.counts([target], [1.0])[0] for target in targets]
         else:
@@ -136,8 +136,8 @@ class _BatchInFlight:
     def execute(self, action: str, stage: int, number: int, peer: int) -> None:
         """Execute one action (row) of the pipeline schedule."""
         # The schedule contains entries only for messages between neighbouring stages. A tensor for
-        # a more distant stage is sent at the sender's schedule entry, and received at its path's
-        # last entry.
+        # a distant stage is sent at the sender's schedule entry. A tensor from a distant stage is
+        # received at its path's last entry.
         if action == "receive":
             size = self._parts.size(number, max(stage, peer))
             self.passing.receive(stage, peer < stage, number, size)
@@ -182,10 +182,9 @@ class Inference:
         rank 2         F0 F1 F2 F3
 
     While the following stage processes one micro-batch, a stage already processes the next
-    micro-batch. If a rank has several stages, its first stage processes a whole group of
-    micro-batches before the second stage begins. A group contains as many micro-batches as there
-    are ranks. After the first stage, the rank's next stage processes the same group of
-    micro-batches.
+    micro-batch. On each rank, one stage at a time processes a whole group of micro-batches. A group
+    contains as many micro-batches as there are ranks. After the first stage, the rank's next stage
+    processes the same group of micro-batches.
 
     Args:
         links: Messages to and from the stages on other ranks (`StageMessages`).
@@ -209,13 +208,12 @@ class Inference:
             batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
                 row each. If the model has several inputs, each element is a list of tensors.
 
-        Yields: Pairs of the outputs (rows, …) and the added loss; the outputs are None except on
+        Yields: Pairs of the outputs (rows, …) and the added loss. The outputs are None except on
             the rank of the last stage.
         """
         remaining = iter(batches)
         # A group that has as many micro-batches as there are ranks keeps all ranks busy. When a
-        # rank's first stage finishes the group's last micro-batch, the rank's next stage receives
-        # the group's first micro-batch.
+        # rank's first stage finishes a group, the rank's next stage can start.
         while group := list(islice(remaining, self._ranks)):
             yield from self._run_group([as_list(x) for x in group])
         while self._posted:
@@ -240,8 +238,8 @@ class Inference:
         self._passing.send(stage, True, number)
         self._posted.append(self._passing.posted)
         self._passing.posted = []
-        # Pending sends occupy memory, so at most twice as many as ranks stay pending; a lower limit
-        # could cause a deadlock.
+        # Pending sends occupy memory, so at most twice as many as ranks stay pending. A lower limit
+        # of pending sends could cause a deadlock.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())
 
@@ -305,8 +303,8 @@ class Delayed:
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called when an iteration's gradients are complete; `rows` is
-                then the number of rows behind the gradients.
+            update: Function that is called when an iteration's gradients are complete. During the
+                call, `rows` is the number of rows behind the gradients.
         """
         self._rows[self._iteration] = batch.rows
         weight = batch.weight
@@ -322,8 +320,8 @@ class Delayed:
             update()
         self._iteration += 1
         # Module m receives a gradient from module s after s - m iterations. With M modules, an
-        # iteration's sends are complete after M - 1 more iterations, so the call of `finish` does
-        # not block.
+        # iteration's sends are complete after M - 1 more iterations. The call of `finish` does not
+        # block, because the sends are complete.
         self._pending_sends.append(self._passing.posted)
         self._passing.posted = []
         if len(self._pending_sends) > self._last:
@@ -333,8 +331,8 @@ class Delayed:
     def finish(self) -> None:
         """Receive the gradients that are still pending after training, and complete all sends."""
         for reader in range(self.place + 1, self._last + 1):
-            # The module on rank `reader` has run the backward pass of the iterations in `sent`, and
-            # has sent the gradients.
+            # The rank `reader` has finished the backward passes of the iterations in `sent`. The
+            # rank `reader` has also sent the gradients of the iterations.
             sent = range(self._iteration - (self._last - reader))
             for iteration in sent:
                 # A row count above 0 shows that the gradients of the iteration are still pending.

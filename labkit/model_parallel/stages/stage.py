@@ -100,20 +100,21 @@ class TimeSegments(MicroBatches):
 
     Args:
         batch: A batch with inputs (rows, steps, …). Sample weights have shape (rows, steps) or
-            (rows, 1), or (rows,) if the model has one output per sequence.
+            (rows, 1). If the model has one output per sequence, shape (rows,) is also allowed.
         count: Number of segments; their lengths differ by at most one step.
-        opened: One flag per stage for its input, and one for the model's output, which tell whether
-            the tensor is a sequence. Between stages, tensors that are not sequences are sent only
-            for the last segment.
+        opened: One flag per stage, which tells whether the stage's input is a sequence. A last flag
+            tells whether the model's output is a sequence. Between stages, tensors that are not
+            sequences are sent only for the last segment.
 
     Raises:
-        InvalidInput: The batch has fewer time steps than segments, the targets lack a value per
-            time step, or the sample weights have another shape.
+        InvalidInput: The batch has fewer time steps than segments. The error also occurs if the
+            targets lack a value per time step. The error also occurs if the sample weights have a
+            wrong shape.
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
-        # Only models with one input and one output can be divided by time, so the batch has one
-        # input and one target.
+        # Only models with one input and one output can be divided by time. The batch therefore has
+        # one input and one target.
         x: tf.Tensor = batch.x
         y: tf.Tensor = batch.y
         weight: tf.Tensor = batch.weight
@@ -182,8 +183,8 @@ Loss: TypeAlias = Callable[..., tf.Tensor]
 Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"
 # The type `Given` describes nested arguments of a computation, with None for missing values.
 Given: TypeAlias = "Rows | Sequence[Given] | None"
-# The type `Passed` contains the inputs or outputs of a model: one tensor, or a list of several
-# tensors.
+# The type `Passed` contains the inputs or outputs of a model. A value of type `Passed` is one
+# tensor or a list of tensors.
 Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 
 
@@ -193,9 +194,9 @@ class Stage:
     A single input or output is a tensor; several inputs or outputs form a list of tensors. Only
     floating-point tensors have gradients; masks and integers are only sent forward.
 
-    The objective of a stage, whose gradients are computed, is \(\langle y, \bar y \rangle\), with
-    the output y and the gradient \(\bar y\) from the next stage. The objective of the last stage is
-    the loss. The objective of each stage also includes the losses that the stage's layers add.
+    A stage computes the gradients of its objective \(\langle y, \bar y \rangle\). The stage's
+    output is y, and the next stage sends the gradient \(\bar y\). The objective of the last stage
+    is the loss. The objective of each stage also includes the losses that the stage's layers add.
     Gradients of micro-batches are summed. During the forward pass, the stage saves all tensors that
     the backward pass reads, including weights. Because the weights are saved, the variables may
     change between a forward pass and its backward pass.
@@ -217,8 +218,8 @@ class Stage:
         variables: Trainable weights of the stage.
         max_in_flight: Maximum number of micro-batches that were in flight at one time.
         own_loss: Losses that the stage's layers add in the latest forward pass, multiplied by the
-            micro-batch's share. `own_loss` is None if no layer adds losses, and at the last stage,
-            whose loss includes the layers' losses.
+            micro-batch's share. `own_loss` is None if no layer adds losses. At the last stage,
+            `own_loss` is None because the loss includes the layers' losses.
         ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
         computing: Function that returns a context manager for each forward or backward pass, see
             `labkit.communicator.clock`.
@@ -239,14 +240,14 @@ class Stage:
         self._has_gradient = [] if loss is not None else [is_number(y) for y in model.outputs]
         self.variables = list(model.trainable_variables)
         self._all, trained = list(model.variables), {id(variable) for variable in self.variables}
-        # With recomputation, `_state` lists the variables of dropout and normalisation layers,
-        # which are restored before a second forward pass.
+        # With recomputation, `_state` lists the variables of dropout and normalisation layers. The
+        # stage restores the variables in `_state` before a second forward pass.
         self._state = [v for v in self._all if recompute and id(v) not in trained]
         # `_compiled` contains one entry per combination of argument shapes, dtypes and missing
         # arguments.
         self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
-        # The keys of `_saved` are micro-batch numbers, because several micro-batches are in flight,
-        # and the schedule defines their order.
+        # Several micro-batches are in flight, and the schedule defines their order. The keys of
+        # `_saved` are therefore micro-batch numbers.
         self._saved: dict[int, tuple[Compiled, Values]] = {}
         # For each micro-batch, `_recompute_inputs` contains the arguments and variable values for a
         # second forward pass.
@@ -316,8 +317,8 @@ class Stage:
         state = [tf.identity(variable.value) for variable in self._state]
         results, saved = compiled.forward(arguments)
         tensors = list(saved.values())
-        # With recomputation, only the local variable `saved` refers to the saved tensors, so they
-        # are freed when `_run_forward` returns.
+        # With recomputation, only the local variable `saved` refers to the saved tensors. With
+        # recomputation, the saved tensors are freed when `_run_forward` returns.
         if self._recompute:
             self._recompute_inputs[number] = compiled, arguments, state
             tensors = [*arguments, *state]
@@ -333,8 +334,8 @@ class Stage:
             return self._saved.pop(number)
         compiled, arguments, state = self._recompute_inputs.pop(number)
         # Since the first forward pass, other micro-batches may have modified the layers' statistics
-        # and random seeds. The second forward pass starts from the saved statistics and seeds;
-        # afterwards, the current statistics and seeds are restored.
+        # and random seeds. The second forward pass starts from the saved statistics and random
+        # seeds. After the second forward pass, the current statistics and seeds are restored.
         now = [tf.identity(variable.value) for variable in self._state]
         self._set_state(state)
         _, saved = compiled.forward(arguments)
@@ -376,8 +377,8 @@ class Stage:
         )
 
     def _share(self, share: float) -> tf.Tensor:
-        # The weight `share` has the same float type as the losses; TensorFlow would convert a
-        # Python number to float32.
+        # The weight `share` has the same float type as the losses. TensorFlow would convert a
+        # Python number to the type float32.
         return tf.constant(share, keras.config.floatx())
 
     def _loss_targets(self, targets: Targets | None) -> Targets | None:

@@ -93,8 +93,7 @@ def differing_parameters(
 def shortest_name(name: str, all_names: Sequence[str]) -> str:
     """Return the shortest dotted suffix of a name that is not a suffix of any other name.
 
-    The name `learning_rate` always stays as it is, even if a strategy's outer optimizer also has a
-    learning rate.
+    The name `learning_rate` stays even if an outer optimizer has a learning rate.
     """
     parts = name.split(".")
     suffixes = (".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1))
@@ -240,8 +239,8 @@ def _results(run: Run) -> dict[str, Value]:
     return {k: v for k, v in run.metrics.items() if k not in ("epochs", "spread")}
 
 
-# The fields in `_NO_AXIS` are never axes of a table, because each table cell contains the median
-# over their values.
+# The fields in `_NO_AXIS` are never axes of a table. Each table cell contains the median over the
+# values of `_NO_AXIS` fields.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
 # The constant _MIN_COVERAGE is the minimum fraction of a grid's value combinations that have runs.
 _MIN_COVERAGE = 0.75
@@ -302,12 +301,12 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
 
     Args:
         runs: Runs to arrange in a grid.
-        x, y: Names of required parameters for the x axis and the y axis; None (default) allows any
-            parameter.
+        x, y: Names of required parameters for the x axis and the y axis. The default None allows
+            any parameter.
 
     Raises:
-        InvalidInput: If no two parameters have runs for most of their value combinations, or if all
-            runs share the value of a required parameter.
+        InvalidInput: If no two parameters have runs for most of their value combinations. The error
+            also occurs if all runs share a required parameter's value.
     """
     parameter_values = parameters(runs)
     for name in (x, y):
@@ -389,8 +388,8 @@ class Seeds(Run):
         """The median of each metric over seeds, and the range in `spread`, like a run with
         repeats.
         """
-        # The module `run_metrics` is imported inside the function, because it also imports
-        # `Experiment`, which most callers do not need.
+        # The module `run_metrics` also imports `Experiment`, which most callers do not need. The
+        # import of `run_metrics` is therefore inside the function.
         from labkit.records.run_metrics import aggregate
 
         return aggregate(self.seeds)

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     r"""Return a run's loss per step, as the mean over ranks r weighted by sample counts \(n_r\).
 
-    Seconds and bytes are counted from the end of the first training step, which also traces and
-    compiles the model. In the first training step, ranks also send one-time data, such as initial
-    weights, and trials for the algorithm `auto`. The slowest rank determines the duration of a
-    training step. For asynchronous workers, a step ends when the number of gradients applied in it
-    equals the number of workers. Training steps that some seeds did not reach are omitted.
+    Seconds and bytes are counted from the end of the first training step. The first training step
+    also traces and compiles the model. In the first training step, ranks also send one-time data
+    such as initial weights. The algorithm `auto` also sends its trial messages in the first
+    training step. The slowest rank determines the duration of a training step. For asynchronous
+    workers, a step applies as many gradients as there are workers. Training steps that some seeds
+    did not reach are omitted.
 
-    Returns: A table with step (1, 2, 3, … as in epoch records), seconds of training, bytes sent by
-        all ranks, and number of seeds. The columns `loss`, `loss_low` and `loss_high` contain the
-        mean, minimum and maximum over seeds. The columns smooth, smooth_low and smooth_high are
-        moving means over about one twentieth of the run's steps.
+    Returns: A table with step, seconds of training, bytes and number of seeds. Steps have the
+        numbers 1, 2, 3, … as in epoch records. Bytes are the sum over all ranks. The columns
+        `loss`, `loss_low` and `loss_high` contain the mean, minimum and maximum over seeds. The
+        columns smooth, smooth_low and smooth_high are moving means over about one twentieth of the
+        run's steps.
     """
     import pandas as pd
 
@@ -45,8 +47,8 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     seeds, seed = np.unique(rows["seed"], return_inverse=True)
     step, column = np.unique(rows["step"], return_inverse=True)
     shape = (len(seeds), len(step))
-    # Curves are computed with NumPy, because pandas groups would take ten times as long for a page
-    # of 100 curves.
+    # NumPy computes the curves, because pandas groups are slower. For a page of 100 curves, pandas
+    # groups would take ten times as long.
     cell = seed * len(step) + column
     losses, ended, wire = (rows[name].to_numpy(float) for name in ("loss", "ended", "wire_bytes"))
     # The loss of a rank with an empty batch is NaN, so its weight is 0. If the history has no
@@ -59,8 +61,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     seed_steps = shape[0] * shape[1]
     seconds = np.full(seed_steps, np.nan)
     np.fmax.at(seconds, cell, ended)
-    # Only steps that all seeds reached are used, because the mean would jump at a step where one
-    # seed ends.
+    # Only steps that all seeds reached are used. The mean would jump at a step where one seed ends.
     reached = (np.bincount(cell, minlength=seed_steps).reshape(shape) > 0).all(axis=0)
     # Losses with weight 0 are replaced by 0 before the multiplication, because NaN times 0 is NaN.
     weights = summed(weight)[:, reached]
@@ -106,8 +107,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     Args:
         run: Run whose epoch metrics are returned.
         curve: Result of `loss_curve` for the run, from which seconds and bytes are interpolated.
-            For epochs that end after the curve's last step, seconds are those of rank 0, and bytes
-            are NaN.
+            For epochs after the curve's last step, seconds are those of rank 0. For epochs after
+            the curve's last step, bytes are NaN.
     """
     import pandas as pd
 
@@ -123,8 +124,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     spent["bytes"] = np.full(len(step), np.nan)
     if len(curve):
         reached = step <= curve["step"].iloc[-1]
-        # The times of the curve are preferred over rank 0's times, because the curve contains the
-        # slowest rank's times.
+        # The curve's times are preferred over rank 0's times. The curve contains the times of the
+        # slowest rank.
         for name, rank0_seconds in spent.items():
             spent[name] = np.where(
                 reached, np.interp(step, curve["step"], curve[name]), rank0_seconds
@@ -174,8 +175,8 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     with suppress(FileNotFoundError):
         # The function `open_file` rejects symbolic links, and pipes, on which reads would block.
         os.close(open_file(journal))
-    # Optuna's default lock is a symbolic link, but labkit refuses to resume a sweep whose folder
-    # contains a link.
+    # Optuna's default lock is a symbolic link. However, labkit refuses to resume a sweep whose
+    # folder contains a link.
     lock = JournalFileOpenLock(str(journal))
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
@@ -195,7 +196,8 @@ def search_result(folder: Path) -> SearchResult:
     """Return the results of a search, which may still be running.
 
     The table has one row for each trial that ended with a value. The columns are `trial` (number
-    from 1), `value`, `state`, and `best` (the best value up to the trial, without pruned trials).
+    from 1), `value`, `state`, and `best`. The column `best` contains the best value up to the
+    trial. Pruned trials do not count for the column `best`.
 
     Raises:
         LabkitError: If the sweep's record or Optuna's journal cannot be read.

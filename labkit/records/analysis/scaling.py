@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# A run and its one-worker baseline must agree in the fields in `_WORK`, which define the work of a
-# training step. Strategy and network have no effect on a one-worker baseline that sends nothing, so
-# they may differ.
+# A run and its one-worker baseline must agree in the fields in `_WORK`. The fields in `_WORK`
+# define the work of a training step. Strategy and network have no effect on a one-worker baseline
+# that sends nothing, so they may differ.
 _WORK = (
     "model",
     "dataset",
@@ -32,7 +32,8 @@ _WORK = (
     "virtual",
     "input_mode",
 )
-# Runs on one line of a scaling figure may differ only in name, worker count, batch size and seeds.
+# On one line of a scaling figure, runs may differ only in `_ALONG`. The tuple `_ALONG` contains the
+# fields for name, worker count, batch size and seeds.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")
 _COLUMNS = ("run", "baseline", "kind", "line", "workers", "seeds")
 _RATIOS = ("speedup", "speedup_low", "speedup_high", "slowest_seed", "fastest_seed")
@@ -41,21 +42,20 @@ _RATIOS = ("speedup", "speedup_low", "speedup_high", "slowest_seed", "fastest_se
 def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
     r"""Compare each run with a run of one worker that has otherwise equal parameters.
 
-    The table has one row per run and kind of scaling: strong (same global batch) or weak (same
-    batch per worker).
-    The returned table includes the columns `run`, `baseline`, `kind`, `workers`, `seeds` (number of
-    the run's seeds), and `line`. Runs that differ only in workers and seeds have the same key in
-    the column `line`. The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak
-    scaling, where \(T_n\) is the median step time with n workers. The columns `speedup_low` and
-    `speedup_high` contain the speed-ups for the 90th and 10th percentiles of step times. The
-    columns slowest_seed and fastest_seed are the speed-ups of the run's slowest and fastest seed.
-    The columns efficiency, efficiency_low and efficiency_high contain percentages. Runs that failed
-    verification have no row.
+    The table has one row per run and kind of scaling. Strong scaling keeps the global batch, and
+    weak scaling the batch per worker. The returned table includes the columns `run`, `baseline`,
+    `kind`, `workers`, `seeds` (number of the run's seeds), and `line`. Runs that differ only in
+    workers and seeds have the same key in the column `line`. For strong scaling, the column speedup
+    is \(T_1 / T_n\). For weak scaling, the column speedup is \(n T_1 / T_n\). With n workers, the
+    median step time is \(T_n\). The columns `speedup_low` and `speedup_high` contain the speed-ups
+    for the 90th and 10th percentiles of step times. The columns slowest_seed and fastest_seed are
+    the speed-ups of the run's slowest and fastest seed. The columns efficiency, efficiency_low and
+    efficiency_high contain percentages. Runs that failed verification have no row.
     """
     import pandas as pd
 
-    # The times of a run that failed verification are invalid, so this run has no row and is no
-    # baseline.
+    # The times of a run that failed verification are invalid. A run that failed verification
+    # therefore has no row and is no baseline.
     usable = {n: run for n, run in runs.items() if _median(run) and not equivalence_failed(run)}
     rows, baselines = [], _baselines(usable)
     for name, run in usable.items():
@@ -80,8 +80,9 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
     """Return the median speed-up and its range over seeds, by group of runs and worker count.
 
-    The columns are line, kind, workers, seeds (maximum over worker counts), runs (names), speedup,
-    `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
+    The columns are line, kind, workers, seeds, runs, speedup, `speedup_low`, `speedup_high` and
+    efficiency. The columns `speedup_low` and `speedup_high` contain the slowest and fastest seed's
+    speed-ups. The column seeds contains the maximum number of seeds over worker counts.
 
     Args:
         table: Table that `scalings` has returned.
@@ -113,13 +114,13 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     work = (1 if kind == "strong" else workers) * _median(baseline)
     step = run.metrics["step_ms"]
     speedup = work / step["median"]
-    # A long step time gives a low speed-up, so the lower bound is computed from the 90th percentile
-    # of step times.
+    # A long step time gives a low speed-up. The lower bound of the speed-up therefore uses the 90th
+    # percentile of step times.
     low, high = (
         work / step[percentile] if step.get(percentile) else speedup
         for percentile in ("p90", "p10")
     )
-    # The values in `extremes` are minimum and maximum over the seeds' median step times, whereas
+    # The values in `extremes` are minimum and maximum over the seeds' median step times. The values
     # `low` and `high` use percentiles of single steps.
     extremes = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return (
@@ -131,9 +132,9 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# The type `Alone` maps each combination of batch size, work, and strategy with network to names of
-# one-worker runs. A run that sends nothing has "" as strategy and network in its key, because any
-# strategy and network match.
+# The type `Alone` maps a key to names of one-worker runs. A key of `Alone` combines batch size,
+# work, and strategy with network. A run that sends nothing has "" as strategy and network in its
+# key. Any strategy and any network match a run that sends nothing.
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 

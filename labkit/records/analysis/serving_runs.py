@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 ONE_PROCESS = "one process"
 # The constant TOLERANCE is the allowed difference between predictions, in units of their
-# precision's rounding error. Two predictions differ much less than the tolerance if only the order
-# of summation differs, and much more if the models differ.
+# precision's rounding error. A different order of summation changes predictions by much less than
+# the tolerance. Different models change predictions by much more than the tolerance.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
@@ -28,7 +28,7 @@ class ServingMeasurements:
             (samples), and `seconds`. The column `way` names how the model is served: one process,
             replicas, stages or slices. The column `what` is "first" (first call), "batch" (one
             batch) or "stream" (stream of batches).
-        weights: One row per rank and way of serving; the column weights_bytes contains the bytes of
+        weights: One row per rank and way of serving. The column weights_bytes contains the bytes of
             the rank's weights.
         differences: Largest absolute difference from the predictions of one process, with one entry
             per way of serving.
@@ -50,8 +50,9 @@ class ServingMeasurements:
     def latency(self) -> pd.DataFrame:
         """Return the latency of batches in ms, one row per network, way of serving and batch size.
 
-        The columns are latency_ms (median), latency_ms_low (p10), latency_ms_high (p90), first_ms
-        (the first call), and of_one_process (the median divided by the median of one process).
+        The columns latency_ms, latency_ms_low and latency_ms_high contain the median, p10 and p90.
+        The column first_ms contains the latency of the first call. The column of_one_process
+        contains the median divided by the median of one process.
         """
         batches = self.times[self.times["what"] == "batch"]
         latencies = 1e3 * _spread(batches, "seconds", (0.5, 0.1, 0.9))
@@ -63,9 +64,9 @@ class ServingMeasurements:
     def throughput(self) -> pd.DataFrame:
         """Return the throughput in samples/s, one row per network, way of serving and batch size.
 
-        The columns are rows_per_second (median), rows_per_second_low (minimum),
-        rows_per_second_high (maximum), and of_one_process (the median divided by the median of one
-        process).
+        The column rows_per_second contains the median throughput. The columns rows_per_second_low
+        and rows_per_second_high contain minimum and maximum. The column of_one_process contains the
+        median divided by the median of one process.
         """
         streams = self.times[self.times["what"] == "stream"]
         streams = streams.assign(rate=streams["rows"] / streams["seconds"])

@@ -26,11 +26,12 @@ MEASURES = ("accuracy", "bytes", "seconds")
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Return the accuracy and the costs of each run that has a test accuracy, one row per run.
 
-    The columns are run, network, clock, and three columns per measure: mean, minimum (`_low`) and
-    maximum (`_high`) over seeds. The measures are the test accuracy (between 0 and 1), the total
-    bytes that all ranks send, and the seconds of training. Bytes and seconds exclude the first
-    training step, which also compiles the model and sends one-time data. The seconds are missing if
-    verification failed, or if a seed has only one training step.
+    The columns are run, network, clock, and three columns per measure. For each measure, the
+    columns contain mean, minimum (`_low`) and maximum (`_high`) over seeds. The measures are test
+    accuracy, total bytes, and seconds of training. The test accuracy lies between 0 and 1. The
+    total bytes are those that all ranks send. Bytes and seconds exclude the first training step,
+    which also compiles the model and sends one-time data. The seconds are missing if verification
+    failed, or if a seed has only one training step.
     """
     import pandas as pd
 
@@ -39,8 +40,8 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
         seeds = [s for s in completed_seeds(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
             spent = np.array([_spent(seed, equivalence_failed(run)) for seed in seeds])
-            # The arrays are stacked along the last axis, so that the mean, minimum and maximum of
-            # each measure are adjacent.
+            # The arrays are stacked along the last axis. The mean, minimum and maximum of each
+            # measure are therefore adjacent.
             bands = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
             link = str(run.metrics.get("network")), run.metrics.get("clock") or "wall"
             rows.append([name, *link, *bands.ravel()])
@@ -53,10 +54,11 @@ def to_target(
 ) -> pd.DataFrame:
     """Return the costs of each run until it reached a target accuracy or loss.
 
-    The first columns are run, clock, network, seeds (number of seeds) and reached (number of seeds
-    that reached the target). The columns for seconds, bytes of all ranks, and samples contain the
-    mean, minimum (`_low`) and maximum (`_high`) over seeds that reached the target. The seconds are
-    missing for runs that failed verification.
+    The first columns are run, clock, network, seeds and reached. The column seeds contains the
+    number of seeds. The column reached contains the number of seeds that reached the target. The
+    columns for seconds, bytes and samples contain mean, minimum (`_low`) and maximum (`_high`).
+    Mean, minimum and maximum are taken over seeds that reached the target. Bytes are the sum over
+    all ranks. The seconds are missing for runs that failed verification.
 
     Args:
         runs: Runs by name.
@@ -90,9 +92,9 @@ _SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return the Pareto front of the complete rows: all rows that no other row dominates.
 
-    One row dominates another row if it is at least as good in all measures, and better in at least
-    one. If seconds are among the measures, a run is compared only with runs on the same network and
-    clock.
+    A row that dominates another row is at least as good in all measures. A dominating row is also
+    better in at least one measure. If seconds are a measure, compared runs have the same network
+    and clock.
     """
     complete_rows = table.dropna(subset=list(measures))
     # Columns in which smaller values are better are multiplied by -1, so that greater scores are
@@ -122,8 +124,8 @@ def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     seconds = total_seconds - metrics.get("first_step_ms", 0.0) / 1e3
     # If a run has only one training step, no time remains after the first step.
     is_valid = not failed and seconds > 1e-9 * total_seconds
-    # Sent bytes are computed from the metrics, because reading the histories of a thousand runs
-    # would take too long.
+    # Sent bytes are computed from the metrics. The histories of a thousand runs would take too long
+    # to read.
     bytes_per_step = float(metrics.get("wire_bytes_per_step") or 0.0)
     steps_after_first = (steps_of(seed) or 1) - 1
     nbytes = bytes_per_step * int(metrics.get("workers") or 1) * steps_after_first
@@ -170,9 +172,9 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
             "recovery": math.nan,
         }
     counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
-    # History rows of dead ranks may be missing, so the number of samples is computed from the run
-    # without faults. With and without faults, a step has the same number of samples, because either
-    # all ranks or none complete a step.
+    # History rows of dead ranks may be missing. The number of samples is therefore computed from
+    # the run without faults. A step has the same number of samples with and without faults. Either
+    # all ranks or no ranks complete a step.
     if disturbed_run.metrics["faults"]:
         counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
         counted_samples = int(counted["samples"].sum())
@@ -195,8 +197,8 @@ def _applied_samples(run: Run) -> tuple[int, float, float]:
     """Return the applied samples, the total time, and the longest gap between gradients (s)."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # The column `ended` contains ends of steps, so its differences exclude the first step, which
-    # also traces the model.
+    # The column `ended` contains the end times of steps. Differences of end times exclude the first
+    # step, which also traces the model.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (

@@ -1,15 +1,15 @@
 """Published scaling of allreduce, reproduced by formulas from the shapes of network layers.
 
 The papers give no compute times of the networks. The formulas assume that compute time is
-proportional to the number of operations, and fit only the cost of the exchange. There are two ways
-to count the operations of the neural networks in Horovod's results. Because the results were known
-beforehand, the tables show both ways of counting operations.
+proportional to the number of operations. Only the cost of the exchange is fitted. There are two
+ways to count the operations of the neural networks in Horovod's results. Because the results were
+known beforehand, the tables show both ways of counting operations.
 
 Bytes and operations of the layers of published networks, computed from their architectures.
 
-All values are computed from the shapes of layers (letter C among the types of source). A layer has
-two tensors: a kernel, and a vector with the bias or the shift of a batch normalization. A batch
-normalization has no scale, as in InceptionV3.
+All values are computed from the shapes of layers (letter C among the types of source). Each layer
+has two tensors, a kernel and a vector. The vector is a bias or the shift of a batch normalization.
+A batch normalization has no scale, as in InceptionV3.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from labkit.simulate.published.reproduction import (
 )
 
 FLOAT = 4  # bytes
-# A tuple `Step` describes a convolution by its output channels, kernel height and kernel width. If
-# the stride of a convolution is 2, its tuple also contains the new side length of the image.
+# A tuple `Step` describes a convolution by its output channels, kernel height and kernel width. The
+# tuple of a convolution with stride 2 has one more entry. The extra entry is the new side length of
+# the image.
 Step: TypeAlias = tuple[int, ...]
 
 
@@ -208,7 +209,7 @@ NETWORKS: Mapping[str, Callable[[], Layers]] = {
 
 
 def _ring(workers: int) -> float:
-    """Return the traffic on the link of one rank in a ring, as a multiple of the buffer size."""
+    """Return a rank's link traffic in a ring, as a multiple of the buffer size."""
     return textbook("ring", workers).beta
 
 
@@ -218,7 +219,7 @@ def _density(network: str) -> float:
     return nbytes(layers) / operations(layers)
 
 
-# Horovod's workers process 64 images per step; the step time of InceptionV3 on a P100 GPU comes
+# Horovod's workers process 64 images per step. The step time of InceptionV3 on a P100 GPU comes
 # from Bugliarello.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
@@ -238,8 +239,8 @@ def _horovod(
     return step / (step + parameters[SHARE] * _horovod_ring(name))
 
 
-# BytePS runs one extra server host per worker host, so a worker sends and receives all bytes once,
-# concurrently.
+# BytePS runs one extra server host per worker host. A BytePS worker sends and receives all bytes
+# once, in both directions concurrently.
 def _byteps_fit(known: Figures) -> Parameters:
     return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
 
@@ -248,8 +249,8 @@ def _byteps(parameters: Parameters, name: str) -> float:
     return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
 
 
-# For MaTEx and Das, p workers divide a batch: T(p) / T(1) = 1 / p + `_ring(p)` · c, with a fitted
-# c.
+# In the results of MaTEx and Das, p workers divide a batch. T(p) / T(1) = 1 / p + `_ring(p)` · c is
+# the relative step time. The factor c is fitted to a published speed-up.
 def _divided_fit(known: Figures) -> Parameters:
     (name, speedup), *_ = known.items()
     network, workers = _place(name)
@@ -269,8 +270,8 @@ def _place(name: str) -> tuple[str, int]:
     return network, int(workers)
 
 
-# In Vishnu's results, layers are small, so each of the lg p butterfly rounds on p cores costs only
-# its latency.
+# Vishnu's networks have small layers, so a round of the butterfly costs only latency. On p cores,
+# the butterfly takes lg p rounds.
 ROUND = "time of a round, in steps of one core"
 
 

@@ -1,17 +1,18 @@
 """InceptionV3 on TensorFlow 1.1's parameter servers, whose speed one large variable limits.
 
 A server shares its node with workers, and stores whole variables. In each step, a server sends its
-variables to the n - 1 other nodes, and receives equally many bytes of gradients. The busiest
-server's link carries (n - 1) times this server's bytes: outgoing in the forward pass, and incoming
-in the backward pass. The following formula gives the time T(n) of a training step on n nodes:
+variables to the n - 1 other nodes. A server receives as many bytes of gradients as it sends. In the
+forward pass, the busiest server sends its bytes n - 1 times. In the backward pass, the busiest
+server receives equally many bytes. The following formula gives the time T(n) of a training step on
+n nodes:
 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
-where F and B = 2 F are the forward and backward times of a step on one GPU. Hosts begin their steps
-at different times, and some receive weights earlier. The differences between hosts add σ · e(n) to
-the step time. The term e(n) is the mean of the maximum of n standard normal numbers. With enough
-servers, the busiest server stores only the variable of shape 2048 × 1001 (8.2 MB), which cannot be
-divided.
+where F is the forward time of a step on one GPU. The backward time of a step on one GPU is B = 2 F.
+Hosts begin their steps at different times, and some receive weights earlier. The differences
+between hosts add σ · e(n) to the step time. The term e(n) is the mean of the maximum of n standard
+normal numbers. One variable has shape 2048 × 1001 (8.2 MB) and cannot be divided. With enough
+servers, the busiest server stores only the variable of 8.2 MB.
 
 The formula for T(n) was chosen after all results were known. Each reproduction names the results to
 which its parameters are fitted. On one node no rank waits, so T(1) equals the step time of one GPU
@@ -79,8 +80,7 @@ def link_bytes(gpus: int, a_node: int = 1, summed: bool = True) -> int:
     Args:
         gpus: Number of GPUs.
         a_node: GPUs per node.
-        summed: Whether each node adds up the gradients of its GPUs, and fetches weights only once
-            for all of them.
+        summed: Whether a node adds up its GPUs' gradients, and fetches weights only once.
     """
     nodes = -(-gpus // a_node)
     return (nodes - 1 if summed else gpus - min(gpus, a_node)) * busiest(nodes)[0]
@@ -88,7 +88,7 @@ def link_bytes(gpus: int, a_node: int = 1, summed: bool = True) -> int:
 
 @cache
 def largest_of(count: int) -> float:
-    """Return the mean maximum of n = `count` standard normal numbers: 8 - ∫ Φⁿ from -8 to 8."""
+    """Return the mean of the largest of `count` standard normal random numbers."""
     x = np.linspace(-8.0, 8.0, 4001)
     below = np.array([NormalDist().cdf(value) for value in x])
     return float(8.0 - np.trapezoid(below**count, x))
@@ -122,16 +122,15 @@ def _figures(*platforms: str) -> Figures:
 def _fit(known: Figures) -> Parameters:
     """Fit the link's bandwidth to the last result, and σ to the others by least squares.
 
-    In all results but the last, the links are so fast that they do not limit the training step.
+    The links limit the training step only in the last result.
     """
     *others, last = known
     excess = np.array([1 / known[name] - 1 for name in others])
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the time of a backward pass, the link limits the forward and the
-    # backward pass. If the link limits the forward and the backward pass, the exchange in each pass
-    # takes half of the step time.
+    # If a step exceeds two backward passes, the link limits the forward and backward pass. If the
+    # link limits forward and backward pass, each exchange takes half the step.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}

@@ -17,12 +17,12 @@ from labkit.simulate.published.reproduction import (
 )
 
 MESSAGE = "time of a message, in forward passes of a micro-batch"
-# With the example times F, B and W (in s), the bubble of the schedule ZB-H2 is not zero.
+# F, B and W are example times in s. With the times F, B and W, the schedule ZB-H2 has a bubble.
 F, B, W = 1.0, 1.2, 0.8
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Return a pipeline's idle fraction if F, B and W take 1 s each, and a message `message` s."""
+    """Return a pipeline's idle fraction if a pass takes 1 s and a message `message` s."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds

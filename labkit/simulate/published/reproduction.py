@@ -2,10 +2,10 @@
 
 Published results for comparison: scaling curves, efficiencies and errors.
 
-A letter marks the type of source: A for the paper's abstract, C for its formula, and D for the
-project's documentation. Further letters are F for a figure (read within ± 3 %), P for the paper's
-text, and R for raw data of the authors. A ratio that is measured on one machine is never compared
-with an absolute number from a cluster.
+A letter marks the type of source of each value. The letter A marks the paper's abstract, and C the
+paper's formula. The letter D marks the project's documentation. The letter F marks a figure, read
+within ± 3 %. The letter P marks the paper's text, and R the authors' raw data. A ratio that is
+measured on one machine is never compared with an absolute number from a cluster.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Scaling:
         unit: Unit of `workers`, such as "GPUs" or "nodes".
         workers: Numbers of workers; the first number is the base of all speed-ups.
         speedup: For each number of workers, the speed-up over the base.
-        source, mark: Origin of the curve, and the letter that marks its type of source (see the
-            module's docstring).
+        source, mark: Origin of the curve, and the letter of its source type. The module's docstring
+            defines the letters of source types.
         base: Throughput of the base in images/s; 0 if it is not published.
     """
 
@@ -252,11 +252,11 @@ PUBLISHED: dict[str, Scaling] = {
 }
 
 
-# In comments on published values, a single letter marks the type of source; the module's docstring
-# defines the letters.
+# In comments on published values, a single letter marks the type of source. The docstring of the
+# module defines the letters for types of source.
 INCEPTION_MB = 92.9  # The gradients of InceptionV3 take `INCEPTION_MB` megabytes.
-# For each number of nodes of the computer Piz Daint, `SERVERS` gives the number of servers with the
-# highest throughput.
+# `SERVERS` gives the best number of servers for each number of nodes. The best number has the
+# highest throughput on the computer Piz Daint.
 SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
 HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # efficiencies (D)
 BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # approximate efficiencies (R)
@@ -279,8 +279,8 @@ class Softsync:
         splits: Values of n for which the result holds. If empty, the result holds for all n.
         error: Fraction of misclassified test samples.
         what: Data set and number of learners.
-        source, mark: Origin of the result, and the letter that marks its type of source (see the
-            module's docstring).
+        source, mark: Origin of the result, and the letter of its source type. The module's
+            docstring defines the letters of source types.
     """
 
     remedy: str | None
