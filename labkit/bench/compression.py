@@ -141,7 +141,7 @@ class _Case:
         self.ratios: dict[str, list[float]] = {what: [] for what in self.works}
 
     def _coding(self) -> dict[str, Work]:
-        """Return the functions to time: encode and decode. Store the payload's bytes and error."""
+        """Encode once to store the bytes and the error; return the functions to time later."""
         tensor, key = self.tensors[0], self.states[0]
         encode, decode = (compiled(self.compressor, name) for name in ("encode", "decode"))
         payload = encode(tensor, key)
@@ -150,7 +150,7 @@ class _Case:
         return {"encode": lambda: encode(tensor, key), "decode": lambda: decode(payload)}
 
     def _reduction(self) -> dict[str, Work]:
-        """Return the function to time: the reduction. Store one reduction's bytes and error."""
+        """Reduce once to store the bytes and the error; return the function to time later."""
         self.bytes = 0
         sent = []
         for index, tensor in enumerate(self.tensors):

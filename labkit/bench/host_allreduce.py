@@ -31,8 +31,8 @@ from labkit.simulate import Simulation, simulate
 SLICE = 0.25
 BASE = "ring"  # The constant BASE names the algorithm with which all other algorithms are compared.
 LARGE = 2**22  # The constant LARGE is the size in bytes of the message that measures the bandwidth.
-# The constants PINGS and FEW are the numbers of round trips with one-byte messages and with large
-# messages.
+# The constant PINGS is the number of round trips with one-byte messages. The constant FEW is the
+# number of round trips with large messages.
 PINGS, FEW = 200, 20
 # The constants BETWEEN and INSIDE are network presets for emulated links. BETWEEN describes links
 # between hosts, and INSIDE describes links inside a host.

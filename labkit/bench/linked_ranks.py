@@ -140,8 +140,8 @@ def started(
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-                # The processes run in their own session, so that Ctrl-C does not reach them; labkit
-                # itself ends them.
+                # Each process has its own session, so that Ctrl-C does not reach the process. After
+                # Ctrl-C, labkit itself ends all processes.
                 start_new_session=True,
             )
             opened.enter_context(process)

@@ -1,4 +1,4 @@
-"""Runs in a temporary folder, and runs of all strategies with injected faults."""
+"""Functions that run experiments in a temporary folder, also with injected faults."""
 
 from __future__ import annotations
 

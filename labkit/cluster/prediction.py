@@ -101,8 +101,8 @@ def validate_rows(x: Batch, batch_size: int) -> None:
     """Raise an error unless `x` consists of rows that can be divided among the ranks.
 
     Raises:
-        InvalidInput: A leaf of `x` is no array, or `batch_size` is below 1. The error also occurs
-            if the arrays of `x` differ in length.
+        InvalidInput: `x` contains something other than arrays, or arrays of different lengths. The
+            error also occurs if `batch_size` is below 1.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(

@@ -408,7 +408,7 @@ class Start:
         if set(sizes) != {self.ranks}:
             worlds = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
             raise InvalidInput(
-                f"{self.ranks} ranks form {worlds} (MPI_COMM_WORLD) instead of one: "
+                f"{self.ranks} ranks must share one MPI_COMM_WORLD, but form {worlds}: "
                 f"{self._why_apart()}"
             )
         hosts = list(dict.fromkeys(info.host for info in infos))

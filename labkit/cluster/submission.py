@@ -196,8 +196,8 @@ class SubmittedRun(RunHandle):
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
         """Return the ranks whose death ended the call, none if a program error ended it."""
-        # Even fault-tolerant engines all end if the only rank dies. Fault-tolerant engines also end
-        # if a signal suspends a rank for long.
+        # Fault-tolerant engines survive most deaths of ranks. Two events end even fault-tolerant
+        # engines: the only rank dies, or a signal suspends a rank for long.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
         self._read(last=True)  # The messages of the ranks tell which deaths the call has survived.
         return ranks_to_blame(error, self._calls.dead(), ended, self._restarts.outlived)

@@ -215,7 +215,11 @@ def inherited() -> dict[str, str]:
 
 
 def stop(workers: int | None = None, threads: int | None = None) -> list[WarmStatus]:
-    """End prestart processes for `workers` and `threads` (None: any); claimed clusters continue.
+    """End the processes that keep engines warm; clusters already in use continue.
+
+    Args:
+        workers: Number of workers of the processes to end. None means any number.
+        threads: Number of threads of the processes to end. None means any number.
 
     Returns:
         The last status of the engines of each ended process.

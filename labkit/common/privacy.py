@@ -53,7 +53,7 @@ def scrub(text: str) -> str:
     >>> scrub("no file /srv/lab/alice/data/mnist.npz")
     'no file …/mnist.npz'
     """
-    # Colour codes inside a path could split the path.
+    # `scrub` removes colour codes of terminals. A colour code could cut a path into two parts.
     text = _ANSI.sub("", text).replace("file://", "")
     # `scrub` re-encodes the text, because file names may contain bytes that are not UTF-8.
     text = text.encode(errors="backslashreplace").decode()

@@ -302,7 +302,11 @@ class Payloads:
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """Count the traffic of an MPI allgather: `size - 1` copies, one of them to another host."""
+        """Count the traffic of an MPI allgather.
+
+        A rank sends a copy of its bytes to every other rank. With several hosts, one of
+        the copies goes to another host.
+        """
         self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 

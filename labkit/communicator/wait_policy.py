@@ -221,7 +221,7 @@ class WaitPolicy:
         """Run a barrier in which each rank sends its call's code and one number to all ranks.
 
         Returns:
-            The numbers of all ranks, in rank order.
+            One number from each rank, in the order of the ranks.
         """
         table = np.zeros((self.size, 2))
         with self.failure_guard:

@@ -172,8 +172,8 @@ def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
 # The constant `GAMMA` is an odd number near 2**32 divided by the golden ratio. Multiplication with
 # the constant `GAMMA` maps neighbouring indices to distant numbers.
 GAMMA = 0x9E3779B9
-# Multiplication with the factors in `ROUNDS` mixes the bits of the hash. One flipped input bit
-# flips about half of the bits of the hash.
+# The hash function multiplies by the factors in `ROUNDS`. If one bit of the input changes, about
+# half of the bits of the hash change.
 ROUNDS = (0x7FEB352D, 0x846CA68B)
 
 

@@ -85,8 +85,8 @@ class Encoder(_Codec):
             self.sent = np.zeros_like(values)
             return np.empty(0, np.uint8)
         if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
-            # If an element is not finite, all elements become NaN, because a compressor might omit
-            # the non-finite element.
+            # One infinite or NaN element turns the whole vector into NaN. A compressor might
+            # otherwise omit the bad element.
             values = np.full_like(values, np.nan)
         messages = []
         for number, (start, stop) in enumerate(self._edges):

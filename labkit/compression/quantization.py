@@ -241,7 +241,11 @@ class QSGD(Compressor):
         return (2 * self.levels).bit_length()
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return the payload: packed "codes", uint8; "norms" (buckets,); "length", int32 (1,)."""
+        """Return the packed codes of the elements, the norms of the buckets, and the length.
+
+        "codes" is an array of type uint8. "norms" has shape (buckets,). "length" is an array of one
+        number of type int32.
+        """
         import tensorflow as tf
 
         # Norms are computed outside XLA, because XLA would add the squares one by one.

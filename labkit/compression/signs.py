@@ -90,10 +90,12 @@ class SignSGD(Compressor):
     scale: float = Field(1.0, gt=0)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return the payload: packed "signs", uint8; the vote's weight "voice" (1,); "length" (1,).
+        """Return the packed signs of the elements, the weight of the vote, and the tensor's length.
 
-        The weight "voice" is normally 1. The weight "voice" is 0 for a tensor of zeros. The weight
-        "voice" is NaN for a tensor with an infinite or NaN element.
+        "signs" is an array of type uint8. "voice" is the weight of this rank's vote, and "length"
+        is the number of elements. The vote of an ordinary tensor has the weight 1. The vote of a
+        tensor of zeros has the weight 0. The vote of a tensor with an infinite or NaN element has
+        the weight NaN.
         """
         import tensorflow as tf
 

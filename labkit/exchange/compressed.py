@@ -326,7 +326,10 @@ class CompressionStats:
         self.rows: list[Row] = []
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Compare a bucket with its exact mean, once in `every` training steps (collective)."""
+        """Compare a compressed bucket with its exact mean, in one of `every` training steps.
+
+        All ranks must call the method together.
+        """
         if record.step % self._every:
             return
         total = self._communicator.allreduce_small(

@@ -112,7 +112,7 @@ def weight_by_rows(
         # The training step blocks during the exchange, so a spinning wait slows down no
         # computation.
         communicator.wait_policy.polite = False
-        total = communicator.total(float(count), "the sum of the ranks' batch rows")
+        total = communicator.total(float(count), "the sum of all ranks' sample counts")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 
     factor = tf.ensure_shape(tf.numpy_function(share, [tf.cast(rows, tf.int64)], tf.float64), ())

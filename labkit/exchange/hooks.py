@@ -128,7 +128,7 @@ class Hook:
         inner(*args, **kwargs)
 
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
-        """Wrap the computation of the metrics' results."""
+        """Wrap the model's method `get_metrics_result`, which returns the values of all metrics."""
         return inner()
 
     def apply(
@@ -328,7 +328,10 @@ class HookManager:
                 self._compiled[name, self._traced_in(name)] = (version, bare)
 
     def _use_compiled(self) -> None:
-        """Reuse the functions that were compiled with the new hooks, or let Keras compile them."""
+        """Install the functions that Keras has already compiled with the model's current hooks.
+
+        Keras compiles a missing function at its next use.
+        """
         for name in _FUNCTIONS:
             if hasattr(self._model, name):
                 _, function = self._compiled.get((name, self._traced_in(name)), (None, None))

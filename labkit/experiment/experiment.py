@@ -84,10 +84,10 @@ class Experiment(Checked):
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
             1. The factor of a slow worker multiplies its compute times.
         faults: A `Fault`, or a list of faults, to inject into the run.
-        on_nonfinite: Action on a gradient with infinite or NaN elements. "stop" raises an error
-            with step, rank and layer. "skip" omits the update on all ranks; a parameter server
-            omits only the affected gradient. "clip" sets infinite and NaN elements to 0. None
-            disables the check, which saves one pass over all gradients. With
+        on_nonfinite: Action on a gradient with infinite or NaN elements. The value "stop" raises an
+            error that names the step, the rank and the layer. "skip" omits the update on all ranks;
+            a parameter server omits only the affected gradient. "clip" sets infinite and NaN
+            elements to 0. None disables the check, which saves one pass over all gradients. With
             precision="mixed_float16", loss scaling handles overflows, whatever the value of
             `on_nonfinite` is.
         replica_check_interval: Number of steps between comparisons of the replicas' weights; with

@@ -75,10 +75,10 @@ def check(experiment: FaultOptions) -> None:
         or experiment.strategy.schedule == "priority"
     ):
         raise InvalidInput(
-            f"replica_check_interval={experiment.replica_check_interval} requires replicas that "
-            f"are equal after each step, but {name} with these options on "
-            f"clock={experiment.clock!r} has no such replicas; use AllReduce on clock='wall' "
-            "with another schedule than 'priority', or replica_check_interval=0"
+            f"replica_check_interval={experiment.replica_check_interval} needs replicas that "
+            f"are equal after each step, but {name} on clock={experiment.clock!r} has no such "
+            "replicas with the given options; use AllReduce on clock='wall' without "
+            "schedule='priority', or set replica_check_interval=0"
         )
     _validate_skip(experiment, name)
 

@@ -33,7 +33,7 @@ class Group(Query):
 
     @classmethod
     def of(cls, query: Query, ranks: Iterable[int]) -> Group:
-        """Return the query for a group of ranks, with the part of the network between them."""
+        """Return a query about some ranks, with the part of the network that connects the ranks."""
         members, network = tuple(ranks), query.network
         attributes = {field.name: getattr(query, field.name) for field in fields(Query)}
         if network is not None:

@@ -47,9 +47,9 @@ class SteadyStateDetector:
 
     The detector compares the step times and the traffic of each worker's last two cycles, step by
     step. The detector needs two equal cycles of all workers. No worker may be a cycle ahead. All
-    messages in transit then belong to the last two cycles. All later cycles are equal after two
-    equal cycles without older messages in transit. The runtime need not simulate the later equal
-    cycles.
+    messages in transit then belong to the last two cycles. If no older messages are in
+    transit after two equal cycles, all later cycles are equal too. The runtime then need not
+    simulate the later cycles.
 
     Args:
         workers: Number of simulated workers.

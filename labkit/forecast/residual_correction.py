@@ -1,8 +1,8 @@
 """Correction of forecasts by the difference between measured whole steps and their parts.
 
 The parts of a step are measured separately, but they slow each other down in a whole step.
-The correction is the difference between a measured whole step and its forecast from parts. The
-correction also applies to forecasts of other settings.
+A forecast adds the times of the parts of a step. The correction is the measured time of the whole
+step minus the forecast. Forecasts of other settings use the same correction.
 
 The wait for data is the reading time that exceeds the previous step's time.
 
@@ -47,7 +47,7 @@ def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
     measured = query.model.read
     note = range_note(forecast.rows, measured)
     method = (
-        f"measured{note and note + ' rows'}; overlaps with the previous step as far as possible"
+        f"measured{note and note + ' rows'}; the previous step hides as much reading as possible"
     )
     singles = {"step_low": reading.low, "step_high": reading.high}
     source = Provenance("read", method if measured else "not measured: counted as 0 s")
@@ -194,7 +194,7 @@ def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
 
 
 def _distributed_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return the correction of a distributed step, interpolated between measured network times."""
+    """Return the correction for a step with several ranks, interpolated from measured steps."""
     if not query.emulated or query.workers == 1:
         return None
     strategy_json = query.experiment.strategy.to_json()

@@ -75,7 +75,9 @@ def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
 
 
 def local_python() -> PythonInfo:
-    """Return the versions of this Python; a new process reads them, because reading loads MPI.
+    """Return the versions of labkit and MPI that this Python uses.
+
+    A new process reads the versions, so that this process does not load MPI.
 
     Raises:
         LabkitError: mpi4py finds no MPI library, or labkit cannot be imported.

@@ -41,7 +41,7 @@ esac
     echo "ssh: connect to host $host port 22: No route to host" >&2
     exit 255
 }}
-# Like sshd: an empty environment, in the home folder, by a shell.
+# Run the command as sshd does: in a shell, in the home folder, with few variables.
 exec {enter} env -i {variables} /bin/sh -c 'cd; eval "$1"' sh "$*"
 """
 

@@ -142,7 +142,7 @@ class MPIJob:
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
-        # The mpi-operator checks the name of the last worker, which is the longest worker name.
+        # The mpi-operator checks the longest worker name, which belongs to the last worker.
         names.LABEL.validate(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
         names.IMAGE.validate(self.image, "--image")
         names.KEY.validate(self._file, "the notebook's name")

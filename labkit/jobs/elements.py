@@ -75,7 +75,7 @@ def cause(job: SlurmJob | None) -> str:
 
 
 def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
-    """Return a mapping from array task number to job folder, for records of unfinished tasks."""
+    """Return the job folders of unfinished Slurm array tasks, by the number of the task."""
     elements = {}
     for folder in folders:
         try:

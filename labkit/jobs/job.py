@@ -126,8 +126,8 @@ class Kernel:
             raise KeyboardInterrupt
         content = execute_reply["content"]
         self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
-        # An earlier error, which the tag raises-exception tolerated, may have set the attributes
-        # `rank` and `signal`.
+        # An earlier cell may have failed, and its tag raises-exception may have allowed the error.
+        # The attributes `rank` and `signal` would still describe the earlier error.
         self.rank, self.signal = None, ""
         from jupyter_client.asynchronous import AsyncKernelClient
 

@@ -44,9 +44,9 @@ class ReplicaSums:
         # The list `_updated` contains the variables that were updated since the last collective
         # call.
         self._updated: list[keras.Variable] = []
-        self._gathered: dict[
-            int, tuple[tf.Tensor, tf.Tensor]
-        ] = {}  # from a tensor's id to the local tensor and the joined tensor of all ranks
+        # The keys of `_gathered` are the ids of tensors. Each value is a pair: a rank's own tensor
+        # and the joined tensor of all ranks.
+        self._gathered: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         self.within = False
         self.named: set[str] = set()
 

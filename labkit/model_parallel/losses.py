@@ -176,8 +176,8 @@ def with_loss_function(
 
     Args:
         compiled: Keras object that sums the losses of a compiled model.
-        loss_function: Function of (number, loss, targets, predictions, sample weights) that returns
-            the value of one loss.
+        loss_function: Function that returns the value of one loss. Its arguments are the number of
+            the loss, the loss, the targets, the predictions and the sample weights.
         call: Function without arguments that calls `compiled` and returns the result.
     """
     original = compiled._flat_losses

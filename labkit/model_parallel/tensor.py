@@ -127,7 +127,7 @@ class LayerGraph:
 
     def _obstacle(self, layer: keras.Layer) -> str:
         if not self._once(layer):
-            return "it is called more than once"
+            return "the model calls the layer more than once"
         slices = SLICES.get(type(layer))
         if slices is None:
             return f"{type(layer).__name__} has no slices"

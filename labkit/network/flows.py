@@ -36,7 +36,10 @@ class Segment(NamedTuple):
 
 
 class Flows:
-    """All active flows, as arrays, with max-min fair rates between two events (`max_min`).
+    """The active flows of a network, stored as arrays.
+
+    Between two events, each flow has a constant rate. The function `max_min` divides the bandwidth
+    of the links fairly among the flows.
 
     An active flow uses its rate on all links of its route at once. A flow may have a turn: a number
     that orders the communication rounds of a rank. Among flows with turns, only those with the

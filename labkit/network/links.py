@@ -232,7 +232,10 @@ class FifoLinks(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers:
-        """Deliver a round's messages; each link serves them by ready time, then by their order.
+        """Deliver the messages of a round.
+
+        Each link first serves the message with the earliest ready time. Messages with equal ready
+        times keep their order in the round.
 
         Args:
             source, destination: The sending and the receiving rank of each message.

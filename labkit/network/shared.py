@@ -192,8 +192,8 @@ class _Fifo:
     The ticket of a message tells the receiver when the first byte leaves the sender.
     """
 
-    # In a FIFO network, later messages do not change earlier messages' delivery times. The
-    # attribute `version` is therefore constant in a FIFO network.
+    # The attribute `version` is constant in a FIFO network. A new message never changes the
+    # delivery time of an earlier message.
     version = 0.0
 
     def __init__(self, network: Network, size: int) -> None:

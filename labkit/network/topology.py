@@ -69,8 +69,8 @@ class _Switch:
 class _Hosts(_Switch):
     """Hosts with uplinks: the ranks of a host are connected to the host's switch.
 
-    The links of the ranks have the lowest link numbers. The outgoing links of the hosts follow, and
-    then the incoming links of the hosts.
+    The links of the ranks have the lowest link numbers. The outgoing links of the hosts have the
+    next numbers. The incoming links of the hosts have the highest numbers.
     """
 
     def __init__(self, network: Network, size: int, hosts: int | Iterable[Iterable[int]]) -> None:

@@ -152,7 +152,9 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Predict:
-    """Predict soft targets for a batch of any worker; the answer is a flat vector for `Compute`.
+    """An action that predicts soft targets for a batch of any worker.
+
+    The answer is a flat vector of soft targets, which a later action `Compute` reads.
 
     Attributes:
         worker: Number of the worker whose batch is the input of the prediction.

@@ -33,7 +33,7 @@ class ObjectWriter:
     """An encoder of Python objects as nodes of JSON.
 
     Args:
-        outside: Mapping from names to existing objects, which nodes name instead of encoding.
+        outside: Mapping from names to existing objects. A node stores only the object's name.
 
     Attributes:
         nodes: The nodes of all objects that have been encoded.
@@ -49,8 +49,9 @@ class ObjectWriter:
         self.arrays: list[np.ndarray] = []
 
     def value(self, item: Any) -> JSON:
-        """Return a plain value unchanged; for an object, return the JSON reference `[n]` to its
-        node.
+        """Return a value for JSON; an object becomes the reference `[n]` to node number n.
+
+        A plain value, such as a number or a text, stays unchanged.
 
         Raises:
             LabkitError: If the object cannot be stored, for example a function.
@@ -129,7 +130,7 @@ class ObjectReader:
 
     Args:
         arrays: The arrays to which nodes refer by index.
-        outside: Mapping from names to existing objects, which nodes name instead of encoding.
+        outside: Mapping from names to existing objects. A node stores only the object's name.
     """
 
     def __init__(self, arrays: tuple[np.ndarray, ...], outside: Mapping[str, object]) -> None:

@@ -189,7 +189,7 @@ class Pass:
 
 
 def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
-    """Return the only pass of each pipeline stage, which runs forward and backward.
+    """Return a list of one pass for each pipeline stage; the pass runs forward and backward.
 
     Args:
         parts: For each stage, the ranges of the flat weights that it has. A stage's fraction of the
@@ -213,7 +213,7 @@ class Roles:
     """Workers that compute gradients, and servers that store weights and are numbered next.
 
     A worker may be a model-parallel replica, which is divided into stages or over a grid of
-    machines. Each member of a replica (a stage or a machine) has its own program number. The last
+    machines. A stage or a machine is a member of the replica, with its own program number. The last
     member of a replica computes the loss and has the worker's number. The program numbers of the
     other members begin after those of all servers.
 

@@ -49,8 +49,8 @@ class Checkpoint(Checked):
     written. The number of skipped checkpoints is counted.
 
     The argument mtbf has the value M, and a checkpoint costs δ measured seconds. The interval is
-    \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\). If δ is at least
-    2M, the interval is M.
+    \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\). If the cost
+    δ is at least 2M, the interval is M.
 
     Args:
         every: Number of training steps between checkpoints, or a time such as "30s", "5min", "1h";

@@ -148,8 +148,8 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
     r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
 
     A training method's step time is a straight line as a function of 1/B. The symbol B denotes the
-    bandwidth. The slope of the step time over 1/B is the number n of bytes. The constant term is
-    the fixed time \(f = w + a\alpha\). At low bandwidth, the method that sends fewer bytes is
+    bandwidth. The slope of the line is the number n of bytes. The constant term of the line is the
+    fixed time \(f = w + a\alpha\). At low bandwidth, the method that sends fewer bytes is
     faster. At high bandwidth, the method with the shorter fixed time is faster. Let two methods
     send n and n' bytes with fixed times f and f'. The two methods are equally fast at the bandwidth
     \(B = (n' - n) / (f - f')\).

@@ -178,7 +178,7 @@ def _cells(trace: Record, x: Axis, y: Axis) -> Iterator[str]:
 
 
 def points_of(trace: Record) -> tuple[list[Any], list[Any]]:
-    """Return the x and y values of a trace, where missing x values count from 0."""
+    """Return the x and y values of a trace; without x values, x is 0, 1, 2 and so on."""
     ys = values_of(trace.get("y"))
     return (list(range(len(ys))) if trace.get("x") is None else values_of(trace["x"])), ys
 

@@ -69,8 +69,8 @@ def master_worker(size: int) -> Iterator[Round]:
     Args:
         size: Number of ranks, at least 1.
 
-    Source: a synchronous parameter server; Dean et al. 2012, *Large scale distributed deep
-    networks*.
+    Source: Dean et al. 2012, *Large scale distributed deep networks*; the master acts as a
+    synchronous parameter server.
     """
     workers = np.arange(1, size)
     master = np.zeros_like(workers)

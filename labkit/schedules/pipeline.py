@@ -186,9 +186,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
     Micro-batches move in max(1, floor(m/p)) groups of equal size. A group passes through all chunks
     before the next group starts. A stage has 1/v of a rank's layers. A tick takes 1/v of the time
     of a tick in `one_forward_one_backward`. The bubble is (p - 1)/(v m) of the compute time, v
-    times smaller than without chunks. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p -
-    m))/(v m). The schedule sends v times as many messages. If groups have p micro-batches, rank 0
-    needs (p - 1)/(p v) more memory.
+    times smaller than without chunks. With fewer micro-batches than ranks (m < p), the bubble is
+    (p - 1 + (v - 1)(p - m))/(v m). The schedule sends v times as many messages. If groups have p
+    micro-batches, rank 0 needs (p - 1)/(p v) more memory.
 
     Args:
         ranks: Number p of ranks.

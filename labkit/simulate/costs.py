@@ -207,8 +207,9 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 with rows @ x closest to 1, by least squares on column subsets.
+    """Return the vector x without negative elements for which rows @ x is closest to 1.
 
+    The function fits x by least squares to one subset of the columns after another.
     Only subsets of independent columns are tried. Among equally good subsets, the smaller and then
     the earlier one is chosen. A subset with the column of γ also has the column of β. Every byte
     that is added was also sent.

@@ -231,7 +231,7 @@ class _ActiveRound:
         self.ready, self.latency, self.delivery = (np.zeros(len(step)) for _ in range(3))
 
     def arrive(self, rows: Integers, times: Seconds) -> Integers:
-        """Record that the last bytes of the messages `rows` were sent; return the receivers."""
+        """Record when the messages in `rows` were sent completely; return the receiving ranks."""
         ranks = self.round.destination[rows]
         self.delivery[rows] = times + self.latency[rows]
         np.maximum.at(self.latest, ranks, self.delivery[rows])
@@ -348,7 +348,7 @@ class Events:
             self._end(active, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
 
     def _end(self, active: _ActiveRound, ranks: Integers) -> None:
-        """Advance each given rank that has received all its messages to the next round."""
+        """Move a rank of `ranks` to the next round if the rank has received all its messages."""
         done = ranks[active.missing[ranks] == 0]
         added = self.gamma[done] * active.added[done]
         self.clock[done] = np.maximum(self.clock[done], active.latest[done]) + added

@@ -127,7 +127,9 @@ class TaskGraph:
                     f"{need} names {sorted(unknown)[0]!r}, which is not a task; name a task"
                 )
             if not 0 <= need.bytes < math.inf:
-                raise InvalidInput(f"{need} is impossible; give finite bytes, at least 0")
+                raise InvalidInput(
+                    f"{need} has impossible bytes; give a finite number of at least 0"
+                )
         if len(self.order) < len(self.tasks):
             members = ", ".join(sorted(names - set(self.order))[:5])
             raise InvalidInput(

@@ -68,7 +68,7 @@ class Downpour(Servers):
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:
-        """Return the place in the taxonomy, which is periodic if an interval exceeds one batch."""
+        """Return the place in the taxonomy; an interval of several batches makes it periodic."""
         cell = super().cell(workers)
         is_periodic = max(self.fetch_every, self.push_every) > 1
         return cell._replace(synchronization="asynchronous periodic") if is_periodic else cell

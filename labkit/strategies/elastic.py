@@ -82,7 +82,7 @@ class ElasticAveraging(SynchronousReplicas):
         return asynchronous == (cell.architecture == "parameter servers")
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's place in the taxonomy, which depends on `center` and `period`."""
+        """Return the place in the taxonomy, which the fields `center` and `period` determine."""
         cell = super().cell(workers)
         if self.central:
             synchronization = "asynchronous" if self.period == 1 else "asynchronous periodic"

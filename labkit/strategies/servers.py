@@ -104,7 +104,7 @@ class Servers(Strategy):
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Return the place in the taxonomy, hybrid if the model of a worker is divided."""
+        """Return the place in the taxonomy; a divided model makes the parallelism hybrid."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 

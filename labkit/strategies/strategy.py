@@ -260,7 +260,7 @@ class Session(Protocol):
         Args:
             callbacks: The Keras callbacks that the strategy needs.
             exchange: The gradient exchange, which the surviving ranks reset after a rank fails.
-                If `exchange` is None, a rank failure ends training.
+                If `exchange` is None, training ends when a rank fails.
         """
 
     def part(self, colour: int) -> Communicator:

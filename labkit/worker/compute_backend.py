@@ -452,7 +452,7 @@ class EpochWeightStore:
         return len(self._places[epoch])
 
     def pop(self, epoch: int) -> dict[int, Vector]:
-        """Remove the weights of an epoch and return them, one entry per server or worker."""
+        """Remove and return the weights of an epoch, with one entry per server or worker."""
         return self._read(self._places.pop(epoch, {}))
 
     def load_all(self) -> dict[int, dict[int, Vector]]:

@@ -256,7 +256,7 @@ class Traced:
 
 
 def trace(step: TowerStep) -> Traced:
-    """Run a training step on one device; return its graph after TensorFlow's optimizer.
+    """Run a training step on one device; return the graph that TensorFlow has optimized.
 
     Raises:
         LabkitError: If the step ran on several devices, or returns more than one tensor.

@@ -35,7 +35,7 @@ class ComparisonInputs(NamedTuple):
 
 
 class ValueMismatch(NamedTuple):
-    """A variable with a wrong value: its name, and its worst entry's expected and actual value."""
+    """The name of a wrong variable, with the expected and actual value of its worst entry."""
 
     layer: str
     expected: float

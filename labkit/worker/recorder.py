@@ -238,7 +238,10 @@ class Position(NamedTuple):
     step: int = 0
 
     def done(self, steps: int | None) -> int:
-        """Return the steps since training began; if `steps` is None, since the epoch began."""
+        """Return the number of completed steps of the training.
+
+        If the number `steps` of steps per epoch is None, only the current epoch counts.
+        """
         return self.step if steps is None else self.epoch * steps + self.step
 
 

@@ -77,7 +77,7 @@ class TrainingSession(RankState):
         Args:
             callbacks: Keras callbacks that the strategy needs.
             exchange: Gradient exchange, which the surviving ranks set up again after a rank
-                failure. If None, a rank failure ends training.
+                failure. If `exchange` is None, training ends when a rank fails.
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange, self._provide_state)

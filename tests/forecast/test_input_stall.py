@@ -25,7 +25,7 @@ def test_what_a_step_hides_of_reading_takes_nothing() -> None:
     assert found.step.parts["read"] == 0
     assert found.seconds == pytest.approx(usual.seconds, rel=1e-12)
     assert dict(usual.sources)["read"] == "not measured: counted as 0 s"
-    assert dict(found.sources)["read"].startswith("measured; overlaps with the previous step")
+    assert dict(found.sources)["read"].startswith("measured; the previous step hides")
 
 
 def test_what_it_does_not_hide_is_a_part_of_it() -> None:

@@ -539,7 +539,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "gradients of the first step are sent for ever",
-        "exchange.arena:Packing.__call__",
+        "exchange.bucket_layout:Packing.__call__",
         only_first,
         at="step 1: bucket of",
     ),
@@ -672,21 +672,21 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "the residual is lost",
-        "compression.errorfeedback:ErrorFeedback.reduce",
+        "compression.wrappers:ErrorFeedback.reduce",
         keeps_nothing(0),
         "feedback",
         says="a residual is not the gradient",
     ),
     Fault(
         "the residual is not added",
-        "compression.errorfeedback:ErrorFeedback.reduce",
+        "compression.wrappers:ErrorFeedback.reduce",
         forgets(0),
         "feedback",
         says="a residual is not the gradient",
     ),
     Fault(
         "the residual is added twice",
-        "compression.errorfeedback:ErrorFeedback.reduce",
+        "compression.wrappers:ErrorFeedback.reduce",
         before(doubled_residual),
         "feedback",
         says="a residual is not the gradient",
@@ -715,7 +715,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "an error after the mean of sparse gradients",
-        "compression.selection:Sparse.reduce",
+        "compression.sparsification:Sparse.reduce",
         mean_error,
         "topk",
         says="not the mean of the values that ranks sent",
@@ -750,13 +750,13 @@ FAULTS: list[Fault] = [
     # These faults change models in parts.
     Fault(
         "rows of a micro-batch have the targets of others",
-        "model_parallel.stages.microbatches:MicroBatches.targets",
+        "model_parallel.stages.stage:MicroBatches.targets",
         after(other_targets),
         "1f1b",
     ),
     Fault(
         "unequal micro-batches count the same",
-        "model_parallel.stages.microbatches:MicroBatches.share",
+        "model_parallel.stages.stage:MicroBatches.share",
         after(equal_share),
         "1f1b",
     ),
@@ -795,7 +795,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "slices do not add up going backward",
-        "model_parallel.tensor.slice_link:Link._sum",
+        "model_parallel.messages:Link._sum",
         no_sum_backward,
         "slices",
     ),

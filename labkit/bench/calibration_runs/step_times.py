@@ -162,7 +162,7 @@ class Turns(keras.callbacks.Callback):
             part()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Run other kinds of steps before the next step of `fit`; end training after all rounds."""
+        """Measure other kinds of steps before a step of `fit`; end training after all rounds."""
         if next(self._script, "the end") == "the end":
             self.model.stop_training = True
 

@@ -116,8 +116,7 @@ class PeerComparison:
         case, same = records[0]["case"], all(each["same_weights"] for each in records)
         if not same:
             self.remarks.append(
-                f"{peer.name}: its ranks have unequal weights after steps of {case}, so its "
-                "times are not shown"
+                f"{peer.name}: no times for {case}, because the ranks end with unequal weights"
             )
         for kind in records[0]["seconds"]:
             what = peer.name if kind == "step" else f"{peer.name} {kind}"

@@ -46,11 +46,10 @@ _WAYS_TCP = (
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
 _FRAGMENTS = (*_WAYS_TCP, "from the received fragment into the MPI window")
-# The lists in `_COPIES` name each copy that a transport makes. The lists of copies follow each
-# transport's source code. With gRPC, the sender copies no large tensor. With gRPC, the receiver
-# copies a large tensor out of gRPC's slices. See
-# tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc for gRPC's
-# copies.
+# The lists in `_COPIES` name each copy that a transport makes, according to its source code. A gRPC
+# sender does not copy a large tensor. A gRPC receiver copies a large tensor out of gRPC's slices.
+# TensorFlow's files grpc_tensor_coding.cc and tensor_coding.cc in the folder
+# tensorflow/core/distributed_runtime/rpc implement gRPC's copies.
 _GRPC = (*_WAYS_TCP, "from gRPC's received slices into a tensor")
 _STAGED = "from the sender's array into memory that the receiver may read"
 _PUT = ("by the MPI put, which RDMA hardware executes without the CPU",)

@@ -72,7 +72,7 @@ def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
 
 
 def _median_repeat(steps: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the bars of `count` steps in the median repeat, in ms since the first drawn step."""
+    """Return bars for `count` steps of the median repeat; times start at the first drawn step."""
     medians = steps.groupby("repeat")["step_ms"].median().sort_values()
     turn = steps[steps["repeat"] == medians.index[len(medians) // 2]].sort_values("step")
     first = max((len(turn) - count) // 2, 0)
@@ -268,7 +268,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 
 def summarize_thread(sweep: ThreadSweep) -> Markdown:
-    """Summarize, per batch size, the best thread count and the first count with slower steps."""
+    """State the best number of threads for each batch size, and the first number that is slower."""
     findings = [Finding(_thread_finding(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(findings)
 
@@ -295,7 +295,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return crosses at the intra-op and inter-op thread counts from which steps are slower."""
+    """Return crosses that mark the numbers of threads at which steps become slower."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}

@@ -344,8 +344,8 @@ def _scopes(results: PlacementMeasurements) -> Iterator[Finding]:
     agreement = f"all but {', '.join(wrong[:3])}" if wrong else "each"
     yield Finding(
         f"TensorFlow's placement log of this step names {len(named)} of the {len(operations)} "
-        f"operations that ran, and {agreement} ran on the logged device; operations that the log "
-        "does not name were created after placement, by the optimizer or at device boundaries"
+        f"operations that ran, and {agreement} ran on the logged device; TensorFlow created the "
+        "other operations after the placement, by optimization or at device boundaries"
     )
 
 

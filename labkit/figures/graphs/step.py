@@ -286,8 +286,8 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
         details = "carries no data" if ends == 1 else "carry no data"
         findings.append(
             Finding(
-                f"{ends} of {len(table)} pairs {details}, because only a control dependency "
-                "connects the devices"
+                f"{ends} of {len(table)} pairs {details}; an edge without data, called a control "
+                "dependency, only fixes the order of two operations"
             )
         )
     timed = table.dropna(subset="between_ms")

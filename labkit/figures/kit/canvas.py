@@ -311,8 +311,8 @@ def join_points(traces: Sequence[Trace]) -> list[Trace]:
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}
     for trace in traces:
-        # Traces with lines are not joined across several runs. A line through points of several
-        # runs would suggest that the points are connected.
+        # Only single points are joined into one trace. A line through points of several runs would
+        # suggest a connection between the runs.
         is_single_point = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
         meta = trace.get("meta") or {}
         # Traces with positions on alternative axes are not joined, because buttons move each trace

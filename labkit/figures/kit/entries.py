@@ -77,8 +77,8 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # A run may differ from most runs only by a missing parameter. The run's name then states
-        # the missing parameter, such as `no schedule`.
+        # A run may differ from most runs only because it lacks a parameter. The run's name then
+        # names the missing parameter, such as `no schedule`.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
         # One rare word alone would be hard to interpret, so the name also contains a more frequent
         # word.

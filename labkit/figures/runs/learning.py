@@ -171,7 +171,7 @@ def _panel(
 def _over_all(
     results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return positions on x axes except steps; runs with a failed check have no seconds."""
+    """Return a run's x values on all axes but steps; a run that failed its check has no seconds."""
     over = [
         name
         for name in axes

@@ -228,7 +228,7 @@ def _matrix(results: Crossing, number: int, machines: int) -> Panel:
     of_layer = results.layer == number
     values[results.source[of_layer], results.destination[of_layer]] = results.values[of_layer]
     names = [str(machine) for machine in range(machines)]
-    axes = "to machine (values per sample)", "from machine"
+    axes = "receiving machine (cells: values per sample)", "sending machine"
     letters = 12 if machines <= 9 else 8
     return matrix_panel("", names, values, "{:,}".format, "sends %{z:,} values to", axes, letters)
 

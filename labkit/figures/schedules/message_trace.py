@@ -135,7 +135,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return arrows for messages that all do the same: add to a chunk, or replace a chunk."""
+    """Return one arrow for each message; `verb` says what the messages do to their chunks."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [

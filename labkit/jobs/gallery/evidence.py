@@ -147,7 +147,7 @@ class Evidence:
                 yield np.unique(np.array(column, float))
 
     def _ratios(self) -> Iterator[Values]:
-        """Yield the ratios of all pairs of values in each column of costs, such as times."""
+        """Yield the ratios of all pairs of values in each short column of times or other costs."""
         for (name, _), column in self._columns.items():
             values = np.unique(np.array(column, float))
             values = values[values != 0]

@@ -247,7 +247,10 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
 
 
 def sent_bytes(run: Run) -> pd.DataFrame:
-    """Return another framework's bytes per step between tasks; empty for a labkit run."""
+    """Return the bytes per step that the tasks of another framework send to each other.
+
+    The table is empty for a run of labkit's own training.
+    """
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}

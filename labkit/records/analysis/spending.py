@@ -197,8 +197,8 @@ def _applied_samples(run: Run) -> tuple[int, float, float]:
     """Return the applied samples, the total time, and the longest gap between gradients (s)."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # The column `ended` contains the end times of steps. Differences of end times exclude the first
-    # step, which also traces the model.
+    # A gap is the time between two step ends. No gap includes the first step, which is slow
+    # because TensorFlow traces the model.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (

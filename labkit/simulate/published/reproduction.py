@@ -23,8 +23,8 @@ Verdict: TypeAlias = Literal[
 NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
     "predicted": "the value served neither to fit a parameter nor to choose the model's form",
-    "predicted from a fit": "the parameters are fitted to fewer workers of the same "
-    "set-up; the form of the model was chosen after the values were known",
+    "predicted from a fit": "the parameters were fitted to measurements of the same "
+    "experiment with fewer workers; the model's form was chosen after the values were known",
     "reproduced": "the value was fitted, or one number was free, or the form of the model was "
     "chosen after the value was known",
     "by construction": "the cost model predicts this value for any choice of its parameters",

@@ -103,7 +103,8 @@ def test_more_slices_than_heads_leave_attention_whole() -> None:
 def test_a_layer_that_is_called_twice_stays_whole() -> None:
     tied = Dense(4)
     assert (
-        graph(tied, tied, shape=(4,)).indivisible_reason(tied, 2) == "it is called more than once"
+        graph(tied, tied, shape=(4,)).indivisible_reason(tied, 2)
+        == "the model calls the layer more than once"
     )
 
 
