@@ -91,7 +91,7 @@ def test_staleness_is_a_share_of_the_gradients_that_were_applied(run: Run) -> No
 
 def test_the_reading_holds_staleness_beside_that_of_equal_workers(run: Run) -> None:
     said = summarize_staleness(run)
-    assert "staleness 1 updates on average, 2 at most (2 equal workers" in said
+    assert "staleness 1 updates on average, 2 at most (2 equally fast workers" in said
     assert "never wait have 1); test accuracy" in said
     assert "300 ms of the virtual clock" in said
     assert summarize_staleness({"as it was": run}).startswith("- **as it was**: staleness 1 ")
