@@ -23,6 +23,7 @@ SHORTEST = 3  # fewest words of a sentence
 _DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
 # Regular expressions, markup, command-line options and shell scripts are no sentences.
 _CODE = re.compile(r"\.\*|\(\?|\\[sdwSb(]|^--|</|=\"|&&|\bexec\b|\$\{?#")
+_WORD = re.compile(r"(?<!\S)[^\sA-Za-z]*[A-Za-z]{2,}")  # identifiers and checksums are one word
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"(])")
 
 
@@ -36,7 +37,7 @@ def sentences(text: str) -> list[str]:
     found = [sentence for part in parts for sentence in _END.split(part)]
     # A text that begins with punctuation is the end of a sentence that another text begins.
     whole = [each for each in found if each and each[0] not in ",;:.)"]
-    return [each for each in whole if len(re.findall(r"[A-Za-z]{2,}", each)) >= SHORTEST]
+    return [each for each in whole if len(_WORD.findall(each)) >= SHORTEST]
 
 
 def documented(tree: ast.AST) -> Iterator[str]:
