@@ -49,17 +49,16 @@ def measure(
         width: Width of the hidden layer of the model `mlp`; the batch has 64 rows per worker.
 
     Returns: One row per strategy with the times of its local steps, and rows for streamed
-        (overlapped) averaging. The row of a strategy contains the time of a step in which the
-        strategy exchanges nothing. A step of bare training computes only the gradient and the
-        update. The row also contains the time that the strategy adds to bare training. `ratio` is
-        the strategy's step time divided by the step time of bare training. `own_ms` is the time per
-        step that is spent neither on the gradient nor on the update. Rows of streamed averaging
-        contain the step time of blocking averaging. Rows of streamed averaging also contain the
-        step time of overlapped averaging. Overlapped averaging runs during the next `delay`
-        training steps. The row of streamed averaging also contains the time to transfer one
-        fragment of the weights. In the row of streamed averaging, `hidden` is the fraction of the
-        averaging time that overlapping hides. If `hidden` is 1, overlapped averaging adds no time
-        to a step.
+        (overlapped) averaging. The row of a strategy contains the time of a step without exchange.
+        A step of bare training computes only the gradient and the update. The row also contains the
+        time that the strategy adds to bare training. `ratio` is the strategy's step time divided by
+        the step time of bare training. `own_ms` is the time per step that is spent neither on the
+        gradient nor on the update. Rows of streamed averaging contain the step time of blocking
+        averaging. Rows of streamed averaging also contain the step time of overlapped averaging.
+        Overlapped averaging runs during the next `delay` training steps. The row of streamed
+        averaging also contains the time to transfer one fragment of the weights. The column
+        `hidden` is the fraction of averaging time that overlaps training. If `hidden` is 1,
+        overlapped averaging adds no time to a step.
     """
     experiment = Experiment(
         model="mlp",
@@ -178,7 +177,7 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
 
 
 def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
-    """Return the seconds that the slowest rank needs for the allreduce of one fragment."""
+    """Return the seconds that an allreduce takes on the slowest rank."""
     fragment = np.zeros(stage.roles.weights.size // FRAGMENTS, stage.roles.weights.dtype)
     communicator.barrier("the barrier before the next timed part of a benchmark")
     start = time.perf_counter()

@@ -53,8 +53,8 @@ def measure(
     Args:
         compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
             fields. None selects all compressors without required fields.
-        elements: Number of elements of the vector. With a layer-by-layer compressor, all layers
-            together have about `elements` elements.
+        elements: Number of elements of the vector. The number is approximate for compressors that
+            work layer by layer.
         repeats: Number of rounds over all compressors.
 
     Returns:
@@ -141,7 +141,7 @@ class _Case:
         self.ratios: dict[str, list[float]] = {what: [] for what in self.works}
 
     def _coding(self) -> dict[str, Work]:
-        """Encode once to store the bytes and the error; return the functions to time later."""
+        """Measure the size and error of an encoding; return functions for later timing."""
         tensor, key = self.tensors[0], self.states[0]
         encode, decode = (compiled(self.compressor, name) for name in ("encode", "decode"))
         payload = encode(tensor, key)

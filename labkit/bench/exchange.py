@@ -79,12 +79,12 @@ def measure(
 
     Returns: One row per case and kind of step ("local", "raw allreduce", or a schedule). Each row
         contains median, minimum and 90th percentile of the repeats' medians (ms). The row of a
-        schedule contains the schedule's additional time over a local step. The row also states
-        whether all ranks end with the same weights. The row of any schedule except "sequential"
-        contains the time that the schedule saves compared with "sequential". `ideal_saving_ms` is
-        the time that an ideal link would save. An ideal link sends the same buckets in the best
-        order (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row
-        with sparse gradients (embedding rows). Each schedule of a word model also has a row for
+        schedule contains the additional time that the exchange causes. The row also states whether
+        all ranks end with the same weights. The row of any schedule except "sequential" contains
+        the time that the schedule saves compared with "sequential". `ideal_saving_ms` is the time
+        that an ideal link would save. An ideal link sends the same buckets in the best order
+        (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row with
+        sparse gradients (embedding rows). Each schedule of a word model also has a row for
         gradients that are converted to dense tensors.
     """
     refuse_unknown("case", cases, KNOWN)
@@ -219,7 +219,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median seconds per step of exposed communication beyond an ideal link's."""
+    """Return the median communication delay per step, compared with an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -332,8 +332,7 @@ def breakdown_rows(
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.
         seconds: Seconds per step for each kind of step, one value per repeat.
-        added: Seconds by which each kind of step takes longer than the local step, one value per
-            repeat.
+        added: Seconds that the exchange adds to each kind of step, per repeat.
         schedule: Exchange schedule whose added time is broken down.
     """
     whole = float(np.median(added[schedule]))

@@ -31,8 +31,7 @@ CASES: dict[str, dict[str, JSON]] = {
 }
 OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
 STEPS = 20
-# The constant MOST_APART is the largest difference of float64 weights that a different summation
-# order explains.
+# Rounding alone changes float64 weights by at most `MOST_APART`.
 MOST_APART = 1e-12
 
 
@@ -68,10 +67,10 @@ def experiments(
     """Return experiments of each strategy kind, model and optimizer, with 20 steps in float64.
 
     With `network`, processes communicate over a real link of the network's bandwidth. See
-    `TFDistribute` for the rate-limited link between the processes. If no kinds are given, all kinds
-    of `kinds_on` are used. Shards of the batch have unequal numbers of rows. Parameter servers have
-    one worker, because with one worker they compute the same weights as one process. All kinds of
-    strategies except parameter servers have two workers.
+    `TFDistribute` for the rate-limited link between the processes. By default, the experiments
+    cover all strategies that the network allows. Shards of the batch have unequal numbers of rows.
+    Parameter servers have one worker, because with one worker they compute the same weights as one
+    process. All kinds of strategies except parameter servers have two workers.
 
     Raises:
         InvalidInput: A kind, case or optimizer is unknown.

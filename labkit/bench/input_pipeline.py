@@ -122,8 +122,8 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         filled = _fill(ways["cache"], feeding)
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
-            # Every second repeat times the pipelines in reverse order. The reversal varies which
-            # pipeline precedes another pipeline.
+            # Every second repeat times the pipelines in reverse order. A pipeline may affect the
+            # pipeline that is timed next.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
                 turn = _turn(ways[way], step, steps, _lead(feeding))
@@ -150,8 +150,7 @@ def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
     ready = (model.x, model.y, still, still)
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
-        # In the pipeline INSIDE, the training step itself decodes the records and prepares its
-        # batch.
+        # The next pipeline decodes records inside the training step.
         INSIDE: lambda: ((each,) for each in _own_threads(again, feeding)),
         "map": lambda: iter(_own_threads(again.map(made), feeding)),
         "parallel calls": lambda: iter(_own_threads(parallel, feeding)),
@@ -274,8 +273,7 @@ def _turn(
     batches, began = way(), time.time()
     times = []
     for _ in range(lead + steps):
-        # The code calls `time.time`, because the TensorFlow operation `tf.timestamp` reads the same
-        # clock.
+        # `time.time` reads the same clock as TensorFlow's operation `tf.timestamp`.
         requested = time.time()
         batch = next(batches)
         arrived = time.time()

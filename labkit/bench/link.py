@@ -79,9 +79,9 @@ def measure(
         algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
         repeats: Number of repeats. Each repeat measures both links with all algorithms and sizes,
             and gives one median for each combination.
-        joined: Function that takes the rate of a link in bits/s. `joined` returns a context manager
-            that starts two ranks on a link. The link between the two ranks has the given rate. By
-            default, `joined` uses the program `labkit.bench.linked_ranks`.
+        joined: Function that creates a link with a given rate in bits/s. `joined` returns a context
+            manager that starts two ranks on a link. The link between the two ranks has the given
+            rate. By default, `joined` uses the program `labkit.bench.linked_ranks`.
 
     Returns:
         One row per rate, algorithm and size. A row contains median, minimum and maximum of the

@@ -46,8 +46,8 @@ def measure(
     Let T₁ be the step time of one process. Let Tₙ be the step time of n independent, concurrent
     processes. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
     \cdot \frac{T_1}{T_n}\). The bound uses the step times T₁ of one and Tₙ of n processes. In the
-    upper bound of the speed-up, the first factor accounts for the pipeline bubble. The second
-    factor of the speed-up bound accounts for processes that share a machine.
+    upper bound of the speed-up, the first factor accounts for the pipeline bubble. Processes that
+    share a machine slow each other, which lowers the possible speed-up.
 
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.

@@ -293,7 +293,7 @@ def _wall(
     "--ranks",
     default=2,
     show_default=True,
-    help="Number of ranks of the measurements on the wall clock.",
+    help="Number of ranks for measurements in real time.",
 )
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON

@@ -188,8 +188,8 @@ def list_runs(folder: Path) -> None:
 def stop(folder: Path) -> None:
     """Stop the running jobs and sweeps of a folder.
 
-    The command interrupts running notebook cells. The cells can then clean up, and labkit writes
-    the records of the runs.
+    The command interrupts running notebook cells. Interrupted cells can clean up, and labkit writes
+    the records of runs.
     """
     from labkit.jobs.running import stop as stop_all
 

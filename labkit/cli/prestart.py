@@ -38,10 +38,10 @@ def prestart(
 
     The engines import TensorFlow, and then wait for a notebook, script or run that uses them. The
     first cluster that needs the engines claims them. Warm engines end together with the cluster
-    that claimed them, so that no two clusters share state. When the claimed engines have ended, the
-    command starts new engines. A cluster claims warm engines only with equal numbers of ranks and
-    threads. Warm engines must also have the same environment as the cluster. Python, labkit and
-    TensorFlow must also be the same.
+    that claimed them, so that no two clusters share state. The command replaces engines that a
+    cluster has used. A cluster claims warm engines only with equal numbers of ranks and threads.
+    Warm engines must also have the same environment as the cluster. Python, labkit and TensorFlow
+    must also be the same.
     """
     from labkit.cluster import warm as pool
     from labkit.cluster.start import Start

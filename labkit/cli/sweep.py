@@ -25,10 +25,7 @@ LAUNCHER = (
     "Launcher of the sweep; slurm submits each notebook run as an element of a job array.  "
     "[default: local]"
 )
-FORCE = (
-    "Allow more ranks than the cores and the free memory suffice for; the total memory "
-    "remains the limit."
-)
+FORCE = "Allow too many ranks for the cores or the free memory; the total memory remains the limit."
 # The constants SAMPLERS and PRUNERS name Optuna's samplers and pruners that need no further
 # package. Without the option --search, a sweep runs all combinations of the parameter values, or
 # random combinations.

@@ -81,7 +81,7 @@ class RankError(LabkitError):
     """Raised when a rank failed.
 
     Attributes:
-        rank: The rank that failed first. It is None if the error has no single rank as its cause.
+        rank: The rank that failed first. The value None means that no single rank caused the error.
         remote: Traceback of the failed rank, as text.
         signal: Signal that ended the rank or another process of the cluster; "" if no signal did.
     """
@@ -153,7 +153,7 @@ class PendingCalls:
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the rank that failed first, or None; ranks that only report failures come last.
+        """Return the rank that failed first, or None without a failure.
 
         In a fault-tolerant cluster, a dead rank does not count as failed. The surviving ranks may
         continue without the dead rank.
@@ -276,9 +276,9 @@ class Calls(PendingCalls, Generic[T]):
             time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # After a rank's call has failed, labkit waits for the other ranks. The tracebacks
-                # of the other ranks explain more than a kill would. A lost host sends no traceback,
-                # so labkit waits less long for the other ranks. The generator `wait_polling` yields
+                # After a rank's call has failed, labkit waits for the other ranks. Tracebacks from
+                # the other ranks help to explain the failure. A lost host sends no traceback, so
+                # labkit waits less long for the other ranks. The generator `wait_polling` yields
                 # control repeatedly, so that a user can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace

@@ -167,7 +167,7 @@ if __name__ == "__main__":
     if role == "command":
         code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
         # The process ends by the signal that ended its child process. The supervising process can
-        # thus report the signal.
+        # thus report why the child process ended.
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)

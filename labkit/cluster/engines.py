@@ -224,7 +224,7 @@ class RemoteEngines:
             address = self._connection["location"], int(self._connection["registration"])
             self._queried_at = now
             self._answered = now if is_reachable(address, REACHED) else self._answered
-        # A network link may recover, so the engines do not count as ended at once.
+        # A short network failure does not count as the end of the engines.
         if now - self._answered < UNREACHED:
             return None
         return End(

@@ -84,7 +84,7 @@ UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
 class _Child:
-    """Base class of launchers; the keeper process itself reaps the child, to learn how it ended."""
+    """Base class of launchers, which learns how the child process ended."""
 
     _popen_process: subprocess.Popen[bytes]
 

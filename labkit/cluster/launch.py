@@ -185,8 +185,8 @@ def clear(folder: Path) -> None:
     """Remove the files of an ended cluster, including the connection files with its keys.
 
     Lock files are not removed, because another process may be about to acquire a lock. The files
-    record how the cluster has ended. They therefore remain while a process still holds a lease on
-    the cluster.
+    record how the cluster has ended. The files of an ended cluster remain until no process uses the
+    cluster.
     """
     start = Lock(folder / "start.lock")
     try:

@@ -47,10 +47,10 @@ class ProcessWatch:
         self._still: dict[str, float] = {}
 
     def end(self, seconds: float) -> End | None:
-        """Return an `End` if a child of the controller has exited or a process is suspended long.
+        """Return an `End` if a watched process has ended or is suspended.
 
-        The launchers and the method `dead` report when any other process ends. Return None if no
-        child has ended and no process is suspended too long.
+        The launchers and the method `dead` report when any other process ends. Return None if all
+        watched processes run normally.
 
         Args:
             seconds: Seconds since the last call of this method.

@@ -108,8 +108,7 @@ def checkpoint_context(
         checkpoint: Settings for saving checkpoints, such as the interval between them.
         run: Training starts from the newest complete checkpoint of this run, or from the first step
             if None.
-        goes_on: Whether training appends to the record of `run`, even if `run` has no checkpoint
-            yet.
+        goes_on: Whether training continues the record of an earlier run.
 
     Raises:
         InvalidInput: The run has no complete checkpoint, or its newest checkpoint has already

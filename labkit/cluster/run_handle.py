@@ -128,8 +128,8 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # `_newest` maps each rank to the number of its last step. The key -1 of `_newest` holds the
-        # last epoch's number.
+        # `_newest` maps each rank to the number of its last step. The dict `_newest` also stores
+        # the number of the last epoch.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []

@@ -255,7 +255,7 @@ class Start:
         return min(self.ranks, here)
 
     def check_hosts(self) -> None:
-        """Raise an error if the host list names only this machine, which needs no host list.
+        """Raise an error if the host list names only this machine.
 
         Raises:
             InvalidInput: All hosts are this machine, and `trusted_network` is False. The sockets of

@@ -271,7 +271,7 @@ class SubmittedRun(RunHandle):
 
     def _record_failure(self, error: BaseException) -> None:
         try:
-            # The disk may be full; then the cause in the run's record says so.
+            # A full disk may prevent the writing of logs.
             with suppress(OSError):
                 write_logs(self.directory, self._calls.outputs())
         finally:

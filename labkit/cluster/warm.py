@@ -209,7 +209,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
 
 
 def inherited() -> dict[str, str]:
-    """Return this process's environment variables whose names have a prefix for warm engines."""
+    """Return the environment variables for processes that start in advance."""
     variables = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
     return absolute(variables) | bytecode_variables()
 

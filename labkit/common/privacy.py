@@ -96,10 +96,10 @@ def _places() -> list[tuple[str, str]]:
 
 @lru_cache
 def _names() -> dict[str, list[re.Pattern[str]]]:
-    """Return the user and host names, longest first; each has patterns that match it.
+    """Return the user and host names, with patterns that find each name.
 
-    A user name may also be an ordinary word, such as the optimizer "adam". The patterns therefore
-    match a user name only in a given context.
+    A user name may also be an ordinary word, such as the optimizer "adam". The patterns find a user
+    name only in contexts such as `/home/NAME`.
     """
     host = socket.gethostname()
     places: dict[str, tuple[str, ...]] = dict.fromkeys((host, host.split(".")[0]), _OF_HOST)

@@ -93,8 +93,7 @@ def _draw_counts(
     counts = np.zeros_like(available)
     while missing := size - int(counts.sum()):
         weights = np.where(available > counts, shares, 0.0)
-        # No label with a positive share has samples left, so the draw follows the numbers of
-        # remaining samples.
+        # After the wanted labels run out, other labels fill the shard.
         if not weights.sum():
             weights = (available - counts).astype(np.float64)
         draws = rng.multinomial(missing, weights / weights.sum())

@@ -91,7 +91,7 @@ def amounts_axis(least: float, most: float) -> Axis:
 
 
 def seconds_axis(low: float, high: float) -> Axis:
-    """Return a logarithmic axis of seconds with ticks at powers of ten, or more if it is short."""
+    """Return a logarithmic axis in seconds with a suitable number of ticks."""
     low, high = _within(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))

@@ -309,8 +309,8 @@ class Communicator:
             buffer, algorithm, label: As in `allreduce`, but the buffer must have a float dtype.
             weight: The weight of this rank's values in the mean, at least 0. If the weights of all
                 ranks are 0, the mean is 0.
-            total: The sum of the weights of all ranks, if known. If `total` is None, the ranks
-                exchange their weights.
+            total: The sum of the weights of all ranks, if known. If the sum is unknown, the ranks
+                send each other the weights.
             separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
                 "shared_memory".
         """
@@ -347,8 +347,8 @@ class Communicator:
         Args:
             length: The number of elements of the shared buffer.
             dtype: The dtype of the elements; default: float32.
-            common: Whether all ranks of a host share one buffer. `SeparateBuffers.into` requires a
-                buffer that all ranks of a host share. By default, each rank has its own buffer.
+            common: Whether all ranks of a host share one buffer. The method `SeparateBuffers.into`
+                works only with a shared buffer. By default, each rank has its own buffer.
         """
         kind = "common " if common else ""
         self.barrier(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")

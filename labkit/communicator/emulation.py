@@ -133,8 +133,8 @@ class Emulation:
     def _moments(self, event: Callable[[float], float]) -> Iterator[float]:
         """Yield the time of an event; after each wake-up, compute the time again.
 
-        The iterator ends when the event's time has passed. The iterator also ends if no message was
-        booked since the last computation.
+        The iterator ends when the event's time has passed. The iterator also ends if no new message
+        has changed the time.
         """
         while True:
             with self._locked():
@@ -147,7 +147,7 @@ class Emulation:
                 return
 
     def close(self) -> None:
-        """Free the shared state of the links (collective); a view from `part` frees nothing."""
+        """Free the shared state of the links (collective)."""
         if not self._owns_links:
             return
         self._links.attach(np.zeros(self._links.length))

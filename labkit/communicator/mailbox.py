@@ -46,7 +46,7 @@ class Letter:
     _due: float = field(default=0.0)
 
     def has_arrived(self, now: float) -> bool:
-        """Return whether the values have arrived, on the real and on the emulated network.
+        """Return whether the message has arrived.
 
         Args:
             now: The current time on the rank's clock, in seconds.
@@ -67,8 +67,8 @@ class Letter:
         """Delay the arrival of this message until a sequence of wake-up times has passed.
 
         Args:
-            moments: An iterator of wake-up times. The message requests the next wake-up time from
-                the iterator when the previous one has passed.
+            moments: An iterator of wake-up times. The message waits for each time of the iterator
+                in turn.
         """
         self._moments = moments
 

@@ -174,7 +174,7 @@ class Membership:
         return True
 
     def _has_ended(self, rank: int) -> bool:
-        """Return whether a rank has released the spare ranks, and False if that rank is dead.
+        """Return whether a rank has released the spare ranks.
 
         After a rank's death, the surviving working ranks choose between two actions. The surviving
         ranks either revoke the communicator or release the spare ranks.

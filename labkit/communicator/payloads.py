@@ -157,8 +157,8 @@ class Payloads:
 
     An allreduce schedule works for values of any type that defines an addition. Allreduce can add
     sets of payloads, where the addition is the union of sets. With set union as the addition, every
-    allreduce algorithm gathers all ranks' payloads. If an allreduce algorithm ends with an
-    allgather, payloads are gathered by this allgather alone.
+    allreduce algorithm gathers all ranks' payloads. If an allreduce has an allgather phase,
+    payloads need only the allgather phase.
 
     Args:
         wait_policy: The wait policy of this rank, which detects missing ranks before a collective

@@ -292,7 +292,7 @@ class Reductions:
         """Return, for each real (not emulated) host, the list of its ranks."""
         hosts = set(
             self._allgather(
-                tuple(self._wait_policy.board.ranks), "the exchange of the ranks' hosts"
+                tuple(self._wait_policy.board.ranks), "the search for ranks on the same host"
             )
         )
         return [list(ranks) for ranks in sorted(hosts)]

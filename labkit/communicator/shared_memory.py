@@ -32,8 +32,8 @@ class SeparateBuffers(NamedTuple):
     """Separate memory for the inputs or the result of a sum, which avoids copies of the buffer.
 
     Attributes:
-        pieces: Input values outside the buffer, as pairs (offset in the buffer, values). If None,
-            the sum reads its input from the buffer.
+        pieces: Parts of the input that lie outside the buffer. If None, the sum reads its input
+            from the buffer.
         into: A buffer from `allocate(common=True)` that receives the sum once for all ranks. The
             sum in `into` stays valid until the ranks begin their next sum in shared memory. If
             `into` is None, each rank's buffer receives the sum.
@@ -328,8 +328,7 @@ class SharedMemory:
 
         Args:
             parts: Views of the same elements in every rank's buffer.
-            local: The values that this rank contributes to the sum, from inside or outside its
-                buffer.
+            local: The values that this rank adds to the sum.
             shares: The factor of each rank's values in a weighted mean; None: compute a sum.
             into: The array for the result; None: write the result into all `parts`.
         """

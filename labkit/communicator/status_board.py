@@ -39,13 +39,13 @@ class Relay:
 
     A bulletin is a message with the status rows of one host. Each host receives a bulletin from
     every other host ten times a second. If the field `mark` of a row changes, the bulletin is sent
-    at once. The bulletins soon confirm to a rank that other hosts have received its changed row. At
-    most one bulletin is in flight per direction, so bulletins do not accumulate on a broken link.
+    at once. A rank soon learns whether other hosts have received its new status. At most one
+    bulletin is in flight per direction, so bulletins do not accumulate on a broken link.
 
-    The threads of a host's other ranks only wait until all earlier ranks of the host have died. If
-    a host's first rank dies, the next rank's thread runs the relay. A takeover of the relay needs
-    ULFM (`mpiexec --with-ft ulfm`). After a takeover, the relays of other hosts exchange bulletins
-    with the new relay thread.
+    The threads of a host's other ranks only stand by as replacements. If a host's first rank dies,
+    the next rank's thread runs the relay. A takeover of the relay needs ULFM (`mpiexec --with-ft
+    ulfm`). After a takeover, the relays of other hosts exchange bulletins with the new relay
+    thread.
 
     Args:
         comm: An mpi4py communicator of all ranks, in the order of the table's rows. Only relay
@@ -167,8 +167,7 @@ class _Peer:
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # The attribute `_sent_last` tells whether this host has sent its last bulletin (status
-        # rows).
+        # The attribute `_sent_last` tells whether this host has sent its last status message.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 

@@ -68,7 +68,7 @@ ROW = np.dtype(
         ("stop", "i8"),  # The field `stop` is the training step after which rank 0 requests a stop.
         # The field `last` is the training step after which this rank's training ends.
         ("last", "i8"),
-        # The field `keep` is the training step after which rank 0 requests a checkpoint.
+        # The field `keep` is the number of the step after which ranks save a checkpoint.
         ("keep", "i8"),
         # The field `sent` counts the messages that this rank has sent to each rank.
         ("sent", "u4", (PEERS,)),

@@ -148,7 +148,7 @@ class WaitPolicy:
         self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message as "sent" to or "got" from a rank; split communicators do nothing."""
+        """Count one message that is sent to or received from another rank."""
         if self._outer is None:
             self.board.tally(kind, peer)
 
@@ -236,7 +236,7 @@ class WaitPolicy:
         """Call a collective of the MPI library; its time does not count as a wait.
 
         Between hosts, the call is nonblocking and checks for failures, because a link between hosts
-        may break. With MPI's failure mitigation (ULFM), the call is also nonblocking. A blocking
+        may break. The failure mitigation of MPI (ULFM) also requires a nonblocking call. A blocking
         Allgatherv of Open MPI 5 returned zeros for missing data, without an error.
 
         Args:

@@ -131,8 +131,8 @@ class Reduced(NamedTuple):
 
     Attributes:
         mean: The gradient that the optimizer applies, the same on all ranks.
-        sent: The contribution of this rank, as the receivers decode it. The mean of `sent` over the
-            ranks equals `mean`, except for compressors with a majority vote.
+        sent: The contribution of this rank, as the receivers decode it. For most compressors, the
+            optimizer applies the mean of all contributions.
         state: The compressor's state for the next training step.
     """
 

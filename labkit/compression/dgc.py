@@ -36,9 +36,9 @@ class DGC(Compressor):
     \(v \leftarrow v + u\), with the velocity u. The largest elements of the accumulation v are
     sent. Momentum factor masking sets velocity and accumulation to zero at the sent indices. The
     conservation law is: v after the step + sent elements = v before the step + u. In each quarter
-    of the warm-up, ranks send a smaller fraction of the elements. The fractions are \(4^{-1},
-    4^{-2}, 4^{-3}, 4^{-4}\), but at least the fraction `ratio`. The optimizer must be SGD without
-    momentum, because DGC applies the momentum.
+    of the warm-up, ranks send a smaller fraction of the elements. During the warm-up, the sent
+    fraction falls from 1/4 to 1/256, but never below the parameter `ratio`. The optimizer must be
+    SGD without momentum, because DGC applies the momentum.
 
     Args:
         ratio: The fraction of elements that are sent after the warm-up.
@@ -50,9 +50,8 @@ class DGC(Compressor):
         warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
-    1712.01887. Difference from the paper: the norm of each bucket is clipped, not the norm of all
-    layers together; there is no Nesterov momentum. labkit estimates the threshold from a sample of
-    64 n/k elements if k of n elements are sent.
+    1712.01887. Difference from the paper: labkit clips the gradient of each bucket separately,
+    without Nesterov momentum. The sample that determines the threshold also has another size.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -85,8 +84,7 @@ class DGC(Compressor):
         """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
         import tensorflow as tf
 
-        # Lin et al. 2018 sum n gradients, clipped to norm/sqrt(n); labkit averages gradients, so
-        # its limit is n times larger.
+        # The clipping limit differs from Lin et al. 2018, because labkit averages gradients.
         limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 

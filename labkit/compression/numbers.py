@@ -107,7 +107,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the values of the codes that the bytes contain, an array of shape (length,).
+    """Unpack codes from bytes, and return the value of each code.
 
     Args:
         packed: The bytes from `pack`.
@@ -169,8 +169,8 @@ def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
     return codes
 
 
-# The constant `GAMMA` is an odd number near 2**32 divided by the golden ratio. Multiplication with
-# the constant `GAMMA` maps neighbouring indices to distant numbers.
+# The constant `GAMMA` is an odd number near 2**32 divided by the golden ratio. Multiplication by
+# the constant `GAMMA` moves neighbouring indices far apart.
 GAMMA = 0x9E3779B9
 # The hash function multiplies by the factors in `ROUNDS`. If one bit of the input changes, about
 # half of the bits of the hash change.
@@ -183,7 +183,7 @@ def uniform(length: int, key: Tensor) -> Tensor:
     The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\),
     divided by \(2^{23}\). The factor γ is the constant `GAMMA`. Each hash h adds one half of the
     key to its input. Each hash h then shifts, and multiplies modulo \(2^{32}\). Each random number
-    needs three 32-bit products. XLA fuses the generator and the use of its numbers into one loop.
+    needs three 32-bit products. XLA generates each random number in the loop that uses the number.
     The random numbers are good enough for rounding, but not for cryptography.
 
     Args:

@@ -53,8 +53,8 @@ class _Codec:
 class Encoder(_Codec):
     """Encodes a sequence of vectors for one receiver, and stores the compressor's state.
 
-    A vector of zeros is encoded as an empty array, and leaves the residual unchanged. If an element
-    is infinite or NaN, all encoded elements are NaN.
+    A vector of zeros is encoded as an empty array. If an element is infinite or NaN, all encoded
+    elements are NaN.
 
     Args:
         compressor, shapes: The compressor and the shapes of the tensors in a vector.

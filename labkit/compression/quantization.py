@@ -73,19 +73,18 @@ def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
 
 
 def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tensor:
-    r"""Round randomly to signed levels; the expected value of level · unit equals the element.
+    r"""Round each element randomly to a multiple of a unit, without a mean error.
 
-    The level of an element v is \(\ell = \mathrm{sign}(v) \lfloor |v| / \mathrm{unit} + u
-    \rfloor\). The random number u is uniform in [0, 1).
+    To find a level, the function adds a random number u before rounding down. The random number u
+    is uniform in [0, 1).
 
     Args:
         tensor: The tensor to round, (n,), with magnitudes up to `max_level` units.
-        unit: The size of one level, (n,) or (1,), not negative; elements with unit 0 have level 0.
+        unit: The distance between two levels, with shape (n,) or (1,).
         max_level: The largest magnitude of a level.
         key: The key of random choices, int32 (2,).
 
-    Returns:
-        The sum max_level + level for each element, from 0 to 2 · max_level, as uint8 (n,).
+    Returns: The level of each element, shifted so that no value is negative.
     """
     import tensorflow as tf
 
@@ -296,8 +295,7 @@ class TernGrad(Compressor):
             2017. If `clip` is None, elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
-    Difference from the paper: one scale s per bucket, not per layer; each rank uses the scale s of
-    its own gradient, not the maximum over all ranks.
+    Difference from the paper: each rank uses its own scale for each bucket of gradients.
     """
 
     family: ClassVar[str] = "quantization"
@@ -324,8 +322,7 @@ class TernGrad(Compressor):
             deviation = tf.math.reduce_std(tf.math.divide_no_nan(tensor, scale))
             scale = tf.where(self.clip * deviation < 1, self.clip * deviation * scale, scale)
             tensor = tf.clip_by_value(tensor, -scale, scale)
-        # NaN has a separate code, because the largest magnitude, which becomes the scale, may
-        # ignore NaN..
+        # A separate code marks NaN, because the scale may ignore NaN.
         codes = tf.where(nan, NAN_CODE, to_levels(tensor, scale, 1, key))
         return {"codes": pack(codes, 2), "scale": scale, "length": tf.constant(list(tensor.shape))}
 

@@ -194,7 +194,7 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
-    # `is_enough` is false if the sample is atypical or many elements are zero.
+    # The threshold comes from a sample, so too few elements may pass.
     is_enough = tf.size(candidates) >= k
     indices, values = tf.cond(
         is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)
@@ -207,7 +207,7 @@ def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[T
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    # Only an unrepresentative sample leads to more than 2 k candidates.
+    # If the sample is poor, the threshold selects too many elements.
     too_many = tf.size(candidates) > 2 * k
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
@@ -257,8 +257,8 @@ class RandomK(Compressor):
     1809.07599. Rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
     Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Difference from the
     papers: one element of each range is sent instead of any k, with equal expectation. If k does
-    not divide n, the lengths of ranges differ by one. Each selected element is scaled by the length
-    of its range.
+    not divide n, the lengths of ranges differ by one. With `rescale`, each selected element is
+    multiplied by the length of its range.
     """
 
     family: ClassVar[str] = "sparsification"

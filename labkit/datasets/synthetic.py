@@ -139,8 +139,8 @@ def ratings(
 ) -> tuple[Array, Array]:
     r"""Return the known entries of a low-rank table with noise, \(R = U V^\top + \sigma e\).
 
-    The entries of U and V are normally distributed. Their scale gives the entries of R a variance
-    of 1 before noise is added.
+    The entries of U and V are normally distributed. Without noise, the entries of R have a variance
+    of 1.
 
     Args:
         users, items: Number of rows (users) and number of columns (items) of the table.

@@ -43,9 +43,9 @@ class Prune(FineTuned):
 
     Source: Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural
     networks", 2015, arXiv 1506.02626. Gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878. Difference from the papers: a trained model is pruned, and the gradual schedule
-    prunes about 20 times. Pruned weights are set to zero after every training step, instead of
-    being masked in the forward pass.
+    1710.01878. Difference from the papers: labkit prunes only models that are already trained.
+    Pruned weights are set to zero after every training step, instead of being masked in the forward
+    pass.
     """
 
     family: ClassVar[str] = "prune"
@@ -98,8 +98,8 @@ class Prune(FineTuned):
         """Return the numbers of steps from the first pruning to the last, and between prunings."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
-        # The last pruning takes place only after a multiple of the interval. The number of steps is
-        # therefore rounded down to a multiple of the interval.
+        # Pruning takes place only at regular intervals. The number of steps is therefore rounded
+        # down to a multiple of the interval.
         return last // every * every, every
 
     def write(self, model: keras.Model, path: Path) -> None:

@@ -53,7 +53,7 @@ def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
 
     - `dense`: \(n w\).
     - `bitmap`: \(\lceil n/8 \rceil + k w\), one bit per element.
-    - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\). Each of the k nonzero
+    - `indices`: the nonzero values, and one packed index per nonzero value. Each of the k nonzero
       elements has one packed index. The coding `indices` is the smallest if fewer than about \(n /
       \log_2 n\) elements are nonzero.
 

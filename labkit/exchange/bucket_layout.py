@@ -311,7 +311,7 @@ class BucketLayout:
         self.steps: dict[int, int] = {}
 
     def mean(self, variable: int) -> list[np.ndarray]:
-        """Return a variable's mean gradient: a flat view, or the rows and indices of a table."""
+        """Return a variable's mean gradient as a dense array or as sparse rows."""
         if variable not in self.tables:
             return [self._flat.means[variable]]
         indices, values = self._rows[self.holders(variable)[0]]
@@ -332,8 +332,8 @@ class BucketLayout:
 
         Args:
             number: The number of the parcel (bucket or table).
-            arrays: The complete gradients of the variables in the parcel. For a table, `arrays`
-                contains the rows and their indices, which may repeat.
+            arrays: The complete gradients of the variables in the parcel. For an embedding table,
+                the arrays are the changed rows and row numbers.
             rows: The number of samples from which the gradients in `arrays` were computed.
             step: The number of the training step.
         """

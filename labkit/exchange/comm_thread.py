@@ -93,8 +93,8 @@ class CommThread:
         timeline: The timeline in which events of the kinds "communicate" and "wait" are recorded.
         on_block: A callback that is called when the training step starts and when it stops waiting.
             The callback receives True when the training step starts to wait for a bucket. The
-            callback receives False when the training step continues. While the training step waits,
-            the communication thread may use the core fully.
+            argument False means that the training step no longer waits. While the training step
+            waits, the communication thread may use the core fully.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class CommThread:
 
         Args:
             rounds: The number of rounds before the change; a round exchanges every bucket once.
-            reorder: A function that returns the new order of all buckets. Its arguments are the
-                buckets' mean issue times and mean exchange durations, in seconds. Issue times count
+            reorder: A function that returns the new order of all buckets. The function receives the
+                mean issue time and the mean exchange duration of each bucket. Issue times count
                 from the time at which the first bucket is issued.
         """
         self._reorder = (rounds, reorder)

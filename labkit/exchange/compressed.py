@@ -69,10 +69,9 @@ class CompressedMean:
 
     A compressor's generator yields requests for collectives, and receives the results of these
     collectives. For most compressors, a bucket is one flat tensor. A compressor with `by_layer`
-    uses one generator for each layer. All generators run in parallel, and their pending requests of
-    one type are combined into one collective. Because requests are combined, a bucket with many
-    layers needs few collective calls. The generator with the most requests determines the number of
-    collective calls.
+    uses one generator for each layer. The generators of all layers run in parallel and share
+    collective calls. Because requests are combined, a bucket with many layers needs few collective
+    calls. The generator with the most requests determines the number of collective calls.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -303,12 +302,12 @@ class CompressionStats:
     compressed mean gradient, and \(\bar g\) the exact mean gradient. `relative_error` is \(\|\hat
     g-\bar g\| / \|\bar g\|\).
     `cosine` compares the directions of the compressed mean \(\hat g\) and the exact mean \(\bar
-    g\). `cosine` is the cosine of the angle between the two means. `residual_norm` is \(\|e_r\|\),
-    the norm of the compression error that rank r stores; 0 for compressors without memory.
-    `bits_per_parameter` counts this rank's payload. If a payload contains a whole bucket, its bits
-    are divided among the layers. Each layer's share is proportional to the layer's number of
-    nonzero values. `fraction_sent` is the fraction of gradient elements that this rank sent as
-    nonzero values.
+    g\). `cosine` is the cosine of the angle between the compressed and the exact mean gradient.
+    `residual_norm` is \(\|e_r\|\), the norm of the compression error that rank r stores; 0 for
+    compressors without memory. `bits_per_parameter` counts this rank's payload. If a payload
+    contains a whole bucket, its bits are divided among the layers. Each layer's share is
+    proportional to the layer's number of nonzero values. `fraction_sent` is the fraction of
+    gradient elements that this rank sent as nonzero values.
 
     The traffic meter and the emulated network do not count the messages that compute the exact
     mean. A step that compares a bucket with its exact mean takes longer than other steps.

@@ -74,7 +74,7 @@ class Exchange:
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
         compressor: A gradient compressor or its name; with None, gradients are not compressed.
         seed: The seed of the compressor's random numbers.
-        paces: Whether the time between two exchanges counts as computation of this rank. The
+        paces: Whether the artificial slowdown of a rank applies between two exchanges. The
             artificial slowdown of a slow rank extends only time that counts as computation.
         guard: The check of gradients for non-finite values; with None, gradients are not checked.
             Loss scaling disables the guard, because scaled gradients are expected to overflow at
@@ -372,8 +372,7 @@ class Exchange:
         """Assign gradients to buckets, in the same way on all ranks (collective).
 
         Args:
-            gradients: Tensors, `IndexedSlices` of tables for which changed rows are sent, or the
-                variables themselves.
+            gradients: Dense or sparse gradients, or the variables themselves.
             names: Names of the variables, for error messages.
             groups: The group number of each gradient; a bucket contains only gradients of one
                 group.

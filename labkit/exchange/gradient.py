@@ -93,9 +93,9 @@ def weight_by_rows(
 ) -> list[tf.Tensor | None]:
     r"""Scale gradients by \(n b_r / \sum_s b_s\), to weight their mean by the ranks' sample counts.
 
-    Because the gradients are already weighted, ranks can accumulate several batches, and exchange
-    only the sums. For each batch, ranks exchange only their numbers of samples (rows). If a rank
-    has no samples, its gradients become 0, even if they are NaN.
+    Ranks can add the weighted gradients of several batches before an exchange. For each batch,
+    ranks exchange only their numbers of samples (rows). If a rank has no samples, its gradients
+    become 0, even if they are NaN.
 
     Args:
         communicator: The Communicator of the n ranks.

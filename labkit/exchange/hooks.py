@@ -122,8 +122,7 @@ class Hook:
     ) -> None:
         """Wrap the update of a metric with a batch; TensorFlow traces this method.
 
-        Keras updates compiled metrics through a collection, which creates the metrics at the first
-        batch.
+        Keras creates compiled metrics at the first batch.
         """
         inner(*args, **kwargs)
 
@@ -196,8 +195,8 @@ class HookManager:
 
         Args:
             hook: The hook to add.
-            stays: Whether the hook is permanent, until it is removed explicitly. If false, an error
-                in a training step also removes the hook.
+            stays: Whether the hook is permanent, until it is removed explicitly. An error in
+                training removes a hook that is not permanent.
 
         Raises:
             LabkitError: The name of the hook is not in `ORDER`.

@@ -63,10 +63,10 @@ class Experiment(Checked):
             model.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
         dataset: Name in `labkit.datasets.DATASETS`, a pair of arrays `(x, y)`, or a callable. A
-            callable for `dataset` returns a `tf.data.Dataset` of samples or batches. The text may
-            also be the path of an .npz, .csv or .parquet file. The path of a folder with one
-            subfolder of images per class is also valid. The path of a saved Hugging Face data set
-            is also valid. The form `hf:NAME` loads a Hugging Face data set by its name.
+            callable for `dataset` returns a `tf.data.Dataset` of samples or batches. The parameter
+            `dataset` may be the path of an .npz, .csv or .parquet file. The path of a folder with
+            one subfolder of images per class is also valid. The path of a saved Hugging Face data
+            set is also valid. The form `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
         validation: Test data if `dataset` is not a name: arrays `(x, y)`, or a callable. A named
             data set has its own test rows.

@@ -1,7 +1,7 @@
 """Figures and text summaries of runs, of their communication, and of schedules.
 
-Python imports each name of `__init__.pyi` at its first use. Live curves in cluster runs therefore
-load no modules of other figures.
+Python imports each name of `__init__.pyi` at its first use. Python therefore loads only the modules
+of figures in use.
 """
 
 import lazy_loader

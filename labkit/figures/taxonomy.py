@@ -40,7 +40,7 @@ class MethodInCell(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The row of the taxonomy map that contains the cell: (architecture, parallelism)."""
+        """The architecture and the parallelism of the method."""
         return self.cell.architecture, self.cell.parallelism
 
 
@@ -49,8 +49,8 @@ def grid(
 ) -> Mapping[tuple[Row, str], Mapping[str, list[MethodInCell]]]:
     """Group the methods by cell of the taxonomy map (row and column), and within a cell by name.
 
-    The result also contains an empty mapping for each cell without a method. The cells of the
-    result are ordered by row of the taxonomy map, then by column.
+    The result also contains the empty cells of the taxonomy map. The cells of the result are
+    ordered by row of the taxonomy map, then by column.
     """
     results: dict[tuple[Row, str], dict[str, list[MethodInCell]]] = {
         place: {} for place in product(ROWS, COLUMNS)
@@ -120,12 +120,12 @@ def taxonomy_map(standings: Iterable[MethodInCell], numbers: bool = False) -> Fi
 
 
 def title(row: Row, column: str) -> str:
-    """Return the title of a cell, `collective × data, synchronous`, escaped for Plotly."""
+    """Return the title of a table cell as text that is safe in Plotly."""
     return safe_text(f"{' × '.join(row)}, {column}")
 
 
 def _edges(cells_by_place: Mapping[tuple[Row, str], _CellMethods], numbers: bool) -> np.ndarray:
-    """Return the pixel positions of the edges between map rows; rows with full cells are higher."""
+    """Return the vertical pixel positions at which the rows of the map begin and end."""
     most = [max(len(cells_by_place[row, column]) for column in COLUMNS) for row in ROWS]
     heights = [_NUMBER if numbers else _LINE * max(2, count) + _ROOM for count in most]
     return np.cumsum([0, *heights])

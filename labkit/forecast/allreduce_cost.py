@@ -89,7 +89,7 @@ class LoadCost(NamedTuple):
         links: Bytes that cross each link. With more than `FEW` (64) ranks, `links` contains only
             the busiest link of each type.
         sent: Total bytes that all ranks together send.
-        rounds: Bytes of the largest message in each round; empty with more than `FEW` ranks.
+        rounds: Bytes of the largest message in each round; empty for many ranks.
     """
 
     seconds: float
@@ -123,9 +123,8 @@ def candidates(
 ) -> dict[str, float]:
     """Return the seconds to sum a dense buffer, for each schedule that may be the fastest.
 
-    A schedule is omitted if even its closed-form time exceeds the exact time of another schedule.
-    With more than `MANY` ranks, schedules with many rounds are also omitted, because their
-    simulation would take minutes.
+    Schedules that are clearly too slow are omitted. With more than `MANY` ranks, schedules with
+    many rounds are also omitted, because their simulation would take minutes.
     """
     forms = {name: exact_form(name, size, nbytes, network, gamma) for name in names}
     seconds = {name: form for name, form in forms.items() if form is not None}
@@ -197,7 +196,7 @@ def _on_a_ring(load: Load, size: int) -> Load:
     """Return a dense load for which a ring sends the same mean bytes per round as for `load`.
 
     In the first half of the rounds, the messages of round i combine the data of i ranks. In the
-    second half, messages combine the data of all ranks.
+    second half of the rounds, messages contain data of all ranks.
     """
     ranks = np.arange(1.0, size)
     adding, copying = load.bytes_of(ranks).mean(), load.total_bytes(size)

@@ -166,7 +166,7 @@ class BucketQueue:
         """Return the time when each bucket has been exchanged.
 
         Args:
-            order: Order in which the queue exchanges the buckets, by number.
+            order: Numbers of the buckets, in the order of exchange.
             ready: Time when each bucket is ready to be exchanged, s.
             free: Time from which the queue can exchange the first bucket, s.
         """

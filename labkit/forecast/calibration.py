@@ -256,7 +256,7 @@ class WayCost(Checked):
 
     @property
     def seconds(self) -> Spread:
-        """The spread over the runs of the seconds that a typical step takes."""
+        """Typical time of a step, with the spread over several runs."""
         return Spread.of(self.runs)
 
 

@@ -173,8 +173,8 @@ class Exchanged:
             return served
         pack = query.overhead_cost("bucket", bucket.nbytes)
         if number and not self._follows_computation and query.has_overhead("overlap"):
-            # The calibration measured the overhead of overlap with the smallest bucket. The code
-            # adds the extra packing time of a larger bucket.
+            # The measured overhead applies to the smallest gradient bucket. The code adds the extra
+            # packing time of a larger bucket.
             excess = max(0.0, pack.median - query.overhead_cost("bucket").median)
             pack = add_spreads(
                 query.overhead_cost("overlap"),

@@ -61,7 +61,7 @@ class MetaBackend:
         return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return a gradient without values for a worker's next batch; `soft` has no effect."""
+        """Return a gradient without values for a worker's next batch."""
         return self.gradient(worker, weights)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
@@ -70,7 +70,7 @@ class MetaBackend:
         return vector
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Return a vector whose size is the number of weights times the number of blocks."""
+        """Return a placeholder without values for the curvature of the loss."""
         return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
@@ -121,7 +121,7 @@ class AmountLog:
         self._amounts: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, name: str, now: float, amount: float) -> None:
-        """Add an amount that occurs at the time `now`, s."""
+        """Record an amount with its time in seconds."""
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:

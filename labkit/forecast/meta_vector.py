@@ -16,8 +16,8 @@ class MetaVector(NDArrayOperatorsMixin):
         (weights - rate * gradient)[2:5].nbytes      as for a real array
 
     NumPy functions of a `MetaVector` also return vectors without values. Each element of a
-    `MetaVector` has the value 1 when it is read. Each sum of a `MetaVector` is 0. The conversion of
-    a `MetaVector` to an array gives zeros.
+    `MetaVector` has the value 1 when it is read. Each sum of a `MetaVector` is 0. NumPy converts a
+    `MetaVector` to an array of zeros.
 
     Args:
         size: Number of elements.
@@ -72,7 +72,7 @@ class MetaVector(NDArrayOperatorsMixin):
         return MetaVector(self.size, dtype)
 
     def any(self) -> bool:
-        """Return True unless the vector is empty, because each element counts as 1."""
+        """Return whether the vector has elements."""
         return self.size > 0
 
     def sum(self) -> float:

@@ -98,7 +98,7 @@ def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
 def link_bytes_of_groups(
     query: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the bytes on each link, summed over all replicas and all groups of equal positions.
+    """Return the bytes that each link of the network carries.
 
     Args:
         query: Query with the network and the number of ranks.
@@ -139,7 +139,7 @@ def typical_interval(
     """Return the 90% interval of the typical step time, divided by the sum of the step's parts.
 
     Args:
-        query: Query, which contains the relative error of the predicted network time.
+        query: The experiment to predict, with its network and measured costs.
         step: Measured spreads of the computation.
         parts: Seconds of each part of the step.
         wire: Measured spread of the time of messages.

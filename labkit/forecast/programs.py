@@ -46,10 +46,10 @@ class SteadyStateDetector:
     """A detector of the steady state in a run without random times.
 
     The detector compares the step times and the traffic of each worker's last two cycles, step by
-    step. The detector needs two equal cycles of all workers. No worker may be a cycle ahead. All
-    messages in transit then belong to the last two cycles. If no older messages are in
-    transit after two equal cycles, all later cycles are equal too. The runtime then need not
-    simulate the later cycles.
+    step. The detector needs two equal cycles of all workers. No worker may be a cycle ahead. No
+    message in transit may be older than the last two cycles. If no older messages are in transit
+    after two equal cycles, all later cycles are equal too. A simulation can stop early if all later
+    cycles are equal.
 
     Args:
         workers: Number of simulated workers.
@@ -57,7 +57,7 @@ class SteadyStateDetector:
         most: Number of cycles after which the detector gives up.
 
     Attributes:
-        cycles: Number of cycles from the start of the run to the end of the two compared cycles.
+        cycles: Number of completed cycles that the detector needs for a comparison.
     """
 
     def __init__(self, workers: int, cycle: int, most: int) -> None:
@@ -73,7 +73,7 @@ class SteadyStateDetector:
         for row in rows:
             rows_of_worker[int(row[1]["rank"])].append(row)
         if min(map(len, rows_of_worker)) < steps:
-            return False  # Some workers have not completed the cycles that the detector compares.
+            return False  # Some workers have too few steps for a comparison.
         compared = [worker_rows[steps - 2 * self._cycle : steps] for worker_rows in rows_of_worker]
         is_steady = self._equal_cycles(compared)
         self.cycles += not is_steady
@@ -220,8 +220,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # The detector gives up one cycle after the warm-up. A steady state found later would save no
-    # time.
+    # The detector gives up one cycle after the warm-up. Later, the detector could no longer shorten
+    # the simulation.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 

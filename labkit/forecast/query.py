@@ -47,7 +47,7 @@ class StepForecast:
     Attributes:
         parts: Seconds of each part of the step (`PARTS`), on the rank that finishes last. The sum
             of all parts is the step time. The part "whole" comes from `add_residual`. The part
-            "whole" is a measured whole step minus the sum of its parts.
+            "whole" is a correction from measurements of whole steps.
         rows: Number of samples in the largest batch that a rank reads for the step.
         spread: Bounds of the 90% interval of a run's typical step time, divided by the median.
         nbytes: Bytes per step that cross each link, as a mapping from link name to bytes.
@@ -215,8 +215,7 @@ class Query:
                 None means the number in the experiment.
 
         Raises:
-            InvalidInput: No step was measured with the number of threads, or with as many
-                simultaneous ranks.
+            InvalidInput: The number of threads or ranks was not measured.
         """
         ranks_at_once = self.ranks_per_machine if ranks_at_once is None else ranks_at_once
         threads = self.experiment.threads

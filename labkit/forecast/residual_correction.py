@@ -102,9 +102,9 @@ class Residual:
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
-    Some strategies have no measured step. The computation time is then corrected by the difference
-    of a single rank's step. Without measured steps of a single rank, the forecast is not corrected.
-    A note then states that the forecast has no correction.
+    For some strategies, labkit has no measured step times. The computation time is then corrected
+    by the difference of a single rank's step. Without measured steps of a single rank, the forecast
+    is not corrected. A note then states that the forecast has no correction.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast
@@ -155,7 +155,7 @@ def _corrected_seconds(query: Query, rows: float, seconds: float, residual: Resi
         query: Query with the experiment and the calibration.
         rows: Number of samples that a rank reads for the step.
         seconds: Sum of the step's parts without waits for data, s.
-        residual: Difference between measured whole steps and their parts.
+        residual: Correction of the step time, from measurements of whole steps.
     """
     return max(seconds + max(residual.seconds, -MOST * seconds), read(query, rows).median)
 

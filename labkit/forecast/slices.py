@@ -66,7 +66,7 @@ def sliced(
     """
     slices, share = [SliceWork() for _ in layers], 1 / size
     first = next((number for number, layer in enumerate(layers) if layer.weights), len(layers))
-    pair_end = -1  # `pair_end` is the index of the second layer of the latest pair of layers.
+    pair_end = -1  # Layers up to the index `pair_end` are already divided.
     for number, layer in enumerate(layers):
         if number <= pair_end or not _divides(layer, size):
             continue

@@ -132,7 +132,7 @@ def of_stages(
 
 
 def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
-    """Return each pipeline rank's largest slowdown in any replica, because replicas wait for it.
+    """Return the largest slowdown of each rank over all replicas.
 
     Raises:
         InvalidInput: A slowdown is random.

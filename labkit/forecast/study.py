@@ -35,8 +35,8 @@ class MapPoint(NamedTuple):
         workers: Number of ranks that train.
         seconds: Seconds of each strategy, by name. The seconds are those of a global batch, or
             those until a target is reached.
-        bands: For each strategy, by name: the interval over all seeds of the seconds to the target.
-            The intervals are None if `seconds` are the seconds of a global batch.
+        bands: For each strategy, the interval of training times over all seeds. Without a target,
+            the attribute `bands` is None.
     """
 
     latency: float

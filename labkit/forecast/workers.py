@@ -72,7 +72,7 @@ def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
 
 
 def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
-    """Return the mean of the drawn times, or their median if no group has random factors."""
+    """Return the expected time of the slowest rank from simulated steps."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
@@ -253,15 +253,15 @@ class Pace:
     """The timing of a forecast: a timing model per worker, and overheads of messages.
 
     Attributes:
-        query: Query whose calibration gives the cost of codecs and messages.
+        query: The source of the measured costs of compression and messages.
         laws: Timing models, one per worker.
         shares: For each server, by program number, the fraction of all weights that the server
             updates.
         hosts: Simulated rank of each program; messages between programs on one rank take no time.
-        alone: Factor that multiplies the time of a server's update with a single gradient.
+        alone: Factor that scales the simulated time of a server's update with one gradient.
         mean: Factor that multiplies the time of a server's update with the mean of several
             gradients.
-        predictions: Factor that multiplies the time of one prediction of soft targets.
+        predictions: Factor that scales the simulated time of a prediction.
         overheads: Whether messages have the measured overhead of this machine.
         factor: Factor by which the next duration is multiplied; the runtime sets the factor for
             each action.

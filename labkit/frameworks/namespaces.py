@@ -60,9 +60,9 @@ def burst(rate: int) -> int:
     The burst size is twice the bytes that TCP passes to the queue at once.
 
     With a smaller burst, the link would be idle whenever the kernel's timer wakes the queue late.
-    The tc manual recommends a burst of rate/HZ for kernels without high-resolution timers. For 1
-    Gb/s and 250 Hz, rate/HZ is 500 kB. A burst of 500 kB would let small messages pass without
-    delay.
+    The tc manual recommends a burst of rate/HZ for kernels without high-resolution timers. At 1
+    Gb/s and 250 Hz, the manual recommends a burst of 500 kB. A burst of 500 kB would let small
+    messages pass without delay.
     """
     return 2 * FRAME * frames(rate)
 
@@ -178,8 +178,7 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
         )
     except OSError as error:
         raise refusal(label, str(error)) from None
-    # When the `with` block ends, it closes the standard input of the process `holder`, which then
-    # ends.
+    # The process `holder` ends at the end of the `with` block.
     with holder:
         # The assertion tells the type checker that stdout is a pipe.
         assert holder.stdout is not None

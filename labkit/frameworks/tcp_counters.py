@@ -24,7 +24,7 @@ from labkit.common.canonical_json import JSON
 _SOCK_DIAG = 4  # The number is the kernel's constant NETLINK_SOCK_DIAG.
 # The numbers are the kernel's constants SOCK_DIAG_BY_FAMILY, and NLM_F_REQUEST | NLM_F_DUMP.
 _BY_FAMILY, _DUMP = 20, 0x301
-# The bit 1 << 1 selects connections in the state TCP_ESTABLISHED; 2 is the constant INET_DIAG_INFO.
+# The constants ask the kernel for established TCP connections with details.
 _ESTABLISHED, _INFO = 1 << 1, 2
 _ACKED = 120  # In struct tcp_info, the field tcpi_bytes_acked has an offset of 120 bytes.
 

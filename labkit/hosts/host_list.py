@@ -142,8 +142,8 @@ def local_address(towards: Iterable[str]) -> str:
     """
     ways = {address: _source(address) for address in towards}
     sources = {target: source for target, source in ways.items() if source}
-    # This machine may be a host whose name resolves to a loopback address. The code therefore
-    # ignores loopback addresses.
+    # This machine may be a host whose name resolves to a loopback address. Other hosts cannot reach
+    # this machine at a loopback address.
     candidates = sorted({source for source in sources.values() if not source.startswith("127.")})
     candidates = candidates or sorted(set(sources.values()))
     if len(candidates) == 1:

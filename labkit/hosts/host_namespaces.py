@@ -75,7 +75,7 @@ def prepare(host: Specification) -> None:
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     """Mount an empty folder at `place`, and mount the shared folders inside it."""
-    # The path `place` is missing if an earlier mount of another private folder hides it.
+    # Another private folder may already hide the folder `place`.
     if not place.is_dir():
         return
     # The function fills the new folder at `stage`, and then moves the mount to `place`. A mount

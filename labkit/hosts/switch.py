@@ -31,10 +31,9 @@ def port(host: str) -> str:
 
 
 def claim_network(control: int) -> int:
-    """Link this machine to the host `control`, and return the number of the network it claims.
+    """Link this machine to a host, and return the number of the new network.
 
-    The name of the network device reserves the number, because two devices cannot have the same
-    name.
+    Two testbeds cannot claim the same number, because names of network devices are unique.
 
     Args:
         control: Id of a process in the namespaces of the host `control`.

@@ -53,8 +53,8 @@ def read(annotation: str) -> Kind:
     """Return the type of an annotation like `list[int]`, `Literal["a", "b"]`, `float | None`.
 
     Raises:
-        NoType: The annotation is not Python, or has more than 1,000 characters. Another cause of
-            NoType is a type that is not in `NAMED`.
+        NoType: The annotation is not Python, or has more than 1,000 characters. An annotation with
+            an unknown type also causes the error.
     """
     if len(annotation) > LONGEST:
         raise NoType("too long")
@@ -120,7 +120,7 @@ _TYPES = {
     *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
     *("date", "datetime", "time", "timedelta", "Decimal", "Fraction", "Path", "UUID"),
 }
-# `_RETURNS` maps the last component of a function's or method's name to the type that it returns.
+# `_RETURNS` gives the return types of common functions, by function name.
 _RETURNS = {
     "sorted": "list", "len": "int", "cpu_count": "int", "uuid4": "UUID",
     **dict.fromkeys(("capitalize", "format", "getenv", "isoformat", "join", "lower"), "str"),

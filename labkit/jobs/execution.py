@@ -186,7 +186,7 @@ class Tee:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return whether the log keeps a record; it drops papermill's warning about slow saving."""
+    """Return False for papermill's warnings about slow saving, and True otherwise."""
     return not record.getMessage().startswith("Autosave too slow")
 
 

@@ -23,7 +23,7 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
 
     For a prediction, one of the first cells must call `Cluster` in a separate statement. The call
     of `Cluster` may have only the arguments `workers` and `threads`. Each argument of `Cluster`
-    must be a number or the name of a parameter. An example is `cluster =
+    must be a number or the name of a parameter. For example, a cell may contain `cluster =
     lk.Cluster(workers=workers)`.
 
     Args:

@@ -213,8 +213,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
-        # IPython prints some errors without a report to papermill. An example is an unknown magic
-        # (`%nosuch`).
+        # IPython prints some errors without a report to papermill. For example, IPython only prints
+        # the error of an unknown magic command.
         if getattr(error, "ename", "") == "CellExecutionError":
             vars(error).update(kernel.error)
         # A kernel may also end after a shutdown request. Only a signal or a DeadKernelError proves
@@ -302,10 +302,10 @@ def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
     Linux may deliver a signal for the process to any of its threads. The function therefore sends
-    SIGINT to the main thread, not to the process. Linux may do so while a signal is pending for the
-    main thread. For example, a SIGTERM is pending after Slurm has sent SIGTERM to all processes of
-    a job. If another thread received SIGINT, the signal would not interrupt a `time.sleep` in the
-    cell.
+    SIGINT to the main thread, not to the process. Another thread may receive SIGINT if the main
+    thread has a pending signal. For example, a SIGTERM is pending after Slurm has sent SIGTERM to
+    all processes of a job. If another thread received SIGINT, the signal would not interrupt a
+    `time.sleep` in the cell.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)

@@ -37,8 +37,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# debugpy is slow to import, and jobs need no debugger. The code hides debugpy from the only search
-# by `ipykernel.debugger`.
+# debugpy is slow to import, and jobs need no debugger. The code hides debugpy during the import of
+# `ipykernel.debugger`.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -133,8 +133,8 @@ class InterruptibleKernel(IPythonKernel):
 class LosslessKernel(IPKernelApp):
     """An IPython kernel with an unlimited output queue, so that slow readers lose no output.
 
-    By default, ZeroMQ queues 1,000 messages for a subscriber, and drops all further messages. The
-    dropped messages may include the message that the cell has ended.
+    By default, ZeroMQ queues 1,000 messages for a subscriber, and drops all further messages. With
+    a limited queue, a slow reader could miss the end of a cell.
 
     At exit, the control thread ends before the output thread, because the control thread still
     sends outputs. If the output thread ended first, the control thread would wait 10 s.
@@ -155,7 +155,7 @@ class LosslessKernel(IPKernelApp):
         """Do nothing: `_become_kernel` installed the SIGINT handler before signals could arrive."""
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Remove the limit of the output queue, then create the output socket and its thread."""
+        """Create the output socket with an unlimited queue."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # it has no type hints
         # At exit, Python calls atexit functions in reverse order, so `_end_control`, which is

@@ -19,8 +19,8 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import folders, store
 
-# The context manager `following` yields a function of the type `Follow`. The user calls the
-# function as soon as the runs' folder is known.
+# The context manager `following` yields a function of the type `Follow`. The caller passes the
+# folder of the runs to the function.
 Follow = Callable[[Path], None]
 
 

@@ -351,8 +351,8 @@ def _members(
                 for gradient in mean_gradients
             ]
         if not self.exchange.may_skip:
-            # If ranks may fail, the update waits for all mean gradients. The weights and the step
-            # counter must change together or not at all.
+            # If ranks may fail, no weight changes before all gradients have arrived. The weights
+            # and the step counter must change together or not at all.
             dependencies = mean_gradients if self.exchange.communicator.outlives else []
             with tf.control_dependencies(
                 [gradient for gradient in dependencies if gradient is not None]

@@ -71,8 +71,7 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # If a scalar such as the learning rate differs, errors name the scalar first. A scalar is
-        # the more likely cause of a difference.
+        # If a scalar such as the learning rate differs, errors name the scalar first.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -84,8 +83,8 @@ class ReplicaConsistency:
     """A comparison of replicas each time the callbacks of a `fit` have run; a rank sends 8 bytes.
 
     A callback on one rank may change the weights or the optimizer. A callback may also change the
-    first epoch or the end of training. All ranks then adopt the changes of the callback. In one
-    process, a callback also affects the whole training.
+    first epoch or the end of training. All ranks then adopt the changes of the callback. A callback
+    affects the whole training, as in one process.
 
     Args:
         model: Model with distributed optimizers.
@@ -100,8 +99,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # An earlier `fit` has already wrapped the methods of a reused History object. The code
-            # therefore wraps the method of the History class.
+            # An earlier `fit` has already wrapped the methods of a reused History object. The
+            # History class still has the original method.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -373,7 +372,7 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
         if not (divided.is_whole_batch or (divided.synchronizes and layer.synchronized)):
             return "normalises by the batch of each rank; one process uses the whole batch"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
-        return "updates its vector once per micro-batch, but in one process once per batch"
+        return "updates its vector per micro-batch; one process updates the vector per batch"
     return None
 
 

@@ -289,8 +289,7 @@ class CountRows(Hook):
 
     Args:
         model: Model with distributed optimizers.
-        naming: Communicator whose rank 0 warns if a step draws random numbers; None turns the
-            warning off.
+        naming: Communicator that prints warnings about random numbers, or None.
     """
 
     name: ClassVar[str] = "rows"

@@ -57,10 +57,9 @@ class EqualBatches(keras.callbacks.Callback):
     """A callback that checks in each epoch whether all ranks read the same first global batch.
 
     The callback compares training batches and validation batches. Ranks may read different batches
-    because of a shuffle without a seed, different files or different generators. With different
-    batches, training would use some samples twice and others never, so the callback raises an
-    error. If only the features differ, the cause is probably a random augmentation before `shard`.
-    For different features, the callback only warns.
+    because of a shuffle without a seed, different files or different generators. The callback
+    raises an error if the ranks' batches differ. If only the features differ, the cause is probably
+    a random augmentation before `shard`. For different features, the callback only warns.
 
     Args:
         communicator: Communicator of the ranks whose batches are compared.

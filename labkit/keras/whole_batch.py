@@ -25,7 +25,7 @@ class ReplicaSums:
 
     TensorFlow executes operations in any order that their data dependencies allow. All ranks must
     communicate in the same order. Each sum waits for the previously traced sum. The gradient
-    exchange waits for the last sum. All ranks therefore communicate in the same order.
+    exchange waits for the last sum. Waiting makes the order of communication the same on all ranks.
 
     Args:
         model: Model with a distributed optimizer.
@@ -162,9 +162,10 @@ class ReplicaSums:
         r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, with gradients.
 
         Rank s has \(b_s\) samples and the gradient \(g_s\). The gradient exchange computes \(\sum_s
-        b_s g_s / \sum_s b_s\). The sum has the upstream gradient \(u_s\) on rank s. The gradient of
-        the sum on rank r must be \(\sum_s b_s u_s / b_r\). The gradient of the sum is \(\sum_s b_s
-        u_s / b_r\). The exchange then gives the gradient of the mean loss of all ranks.
+        b_s g_s / \sum_s b_s\). On rank s, the derivative of the loss by the sum is \(u_s\). The
+        gradient of the sum takes account of each rank's number of samples. The gradient of the sum
+        is \(\sum_s b_s u_s / b_r\). The exchange then gives the gradient of the mean loss of all
+        ranks.
 
         Args:
             values: A vector; its length is the same on all ranks.
@@ -234,7 +235,7 @@ class WholeBatch(Hook):
             return inner(data)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a test step; its batch is this rank's part of a whole batch if `tests` is set."""
+        """Run one evaluation step on a batch."""
         with self.sums.step(self.tests):
             return inner(data)
 
@@ -280,8 +281,8 @@ class WholeBatch(Hook):
             # loss.
             self.sums.named.add(name)
             text = (
-                f"loss {name!r} is defined only for a whole batch; the losses of the ranks' parts "
-                "are averaged, weighted by rows"
+                f"loss {name!r} is defined only for a whole batch; labkit instead averages "
+                "the losses of the ranks"
             )
             print_on_first_rank(self.communicator, text)
         local_rows = rows_of(y) if rows is None else rows

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
 
 Counts: TypeAlias = "npt.NDArray[np.float64] | None"
-# The type `Weighted` is a pair: sample weights, and a `Counts` array with one weight per loss.
+# The type `Weighted` pairs sample weights with the weights of the losses.
 Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"
 # The type `LossCall` is a function of a loss, targets, predictions and sample weights that returns
 # a scalar.
@@ -40,7 +40,7 @@ _OF_BATCH = (keras.losses.Circle,)
 class LossTargets(NamedTuple):
     """Targets, sample weights (or None) and prediction masks of some rows of a batch.
 
-    `steps` is the number of time steps if the part covers only some time steps of each row.
+    `steps` is the number of time steps, or None for complete rows.
     """
 
     y: Nest
@@ -235,7 +235,7 @@ class WholeLosses:
         self._weights = [1.0 if record is None else float(record) for record in weights]
 
     def mean(self, communicator: Communicator) -> float:
-        """Return the mean loss over all batches, weighted by their numbers of rows (collective)."""
+        """Return the mean loss over the rows of all batches, as a collective call."""
         results = communicator.allgather(
             (self._parts, self._weights), "the losses of the parts of batches"
         )

@@ -31,7 +31,7 @@ class LayerRow(TypedDict):
 
     `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
     For models on a grid, machines sum the gradients of shared kernels. The field `kernels_bytes`
-    counts the bytes sent to sum kernel gradients.
+    counts the bytes of messages with kernel gradients.
     """
 
     layer: str
@@ -171,7 +171,7 @@ class Link(Meter):
         return tf.custom_gradient(allreduce)(x)
 
     def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
-        """Concatenate the tensors of all slices along the last axis, to the shape (…, length)."""
+        """Concatenate the tensors of all slices along the last axis."""
         local = self.local_range(length)
 
         def allgather(x: tf.Tensor) -> WithGradient:

@@ -112,15 +112,15 @@ class ColumnParallel(LayerSlice):
         return self.activation(y)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return this slice's kernel and bias, each paired with the layer's whole weight."""
+        """Pair each weight of the slice with the whole weight of the layer."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
         return [WeightShard(whole, local, (..., self.local_units)) for whole, local in weights]
 
 
 class Row(LayerSlice):
-    r"""A slice of a Dense or Conv2D layer's inputs: \(y = f(\sum_i x_i W_i + b)\).
+    r"""A layer slice that computes with a part of the layer's inputs.
 
-    The bias is not divided: each rank adds the whole bias once, after the sum over the slices.
+    The bias is not divided. Each rank adds the whole bias once, after the sum.
     """
 
     kind = "inputs"

@@ -159,9 +159,8 @@ class GridMachine:
         local_layers: For each layer in `pieces`, a layer with only this machine's positions or
             units.
         held: For each entry of `planes`, the index range of the values that the machine owns.
-        read: For each entry of `planes`, the index range that the machine reads. The index range
-            refers to the outputs of the previous layer. The input in `planes` has no entry in
-            `read`.
+        read: For each layer, the index range that the machine reads. The index range refers to the
+            outputs of the previous layer. The input in `planes` has no entry in `read`.
         borders: For each layer and for the loss, an object of class `Border`. A `Border` describes
             the values that machines exchange before a computation.
 

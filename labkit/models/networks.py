@@ -132,8 +132,7 @@ class MlpOptions(ModelOptions):
 
     def max_slices(self, shapes: Shapes) -> int:
         """Return the largest number of units of any Dense layer, including the output layer."""
-        # `max` needs the additional argument 1, because without hidden layers it would receive a
-        # single number.
+        # The argument 1 keeps `max` valid for models without hidden layers.
         return max(*self.widths, shapes.outputs, 1)
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
@@ -369,7 +368,7 @@ class TransformerOptions(ModelOptions):
         return 2 * self.layers + 3
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the largest number of words, positions, hidden units or heads in any layer."""
+        """Return the largest number of slices that any layer allows."""
         return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
 
     @field_validator("heads")

@@ -43,10 +43,10 @@ class Fault(Checked):
         steps: The number of training steps for which a "slow" fault lasts; default: 1.
         message: Index of the dropped or corrupted message in the affected step; default: 0. The
             index counts only the data messages that the rank sends.
-        offset, bit: Index of the affected element, and index of the flipped bit in the element. For
-            "corrupt", the default indices are drawn at random from the seed.
-        layer: The name of the layer whose gradient becomes NaN or infinite. The default is the
-            layer whose gradient is sent first.
+        offset, bit: Index of the affected element, and index of the flipped bit in the element. By
+            default, a "corrupt" fault flips a random bit of a random element.
+        layer: The name of the layer whose gradient becomes NaN or infinite. By default, the fault
+            affects the first gradient that the rank sends.
     """
 
     rank: int = Field(ge=0)

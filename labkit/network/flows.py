@@ -18,7 +18,7 @@ SAME_TIME = 1e-12
 
 
 class Segment(NamedTuple):
-    """A time interval in which all flows have constant rates, with arrays that describe the flows.
+    """A time interval in which the rate of each flow is constant.
 
     Attributes:
         number: The number that identifies each flow.
@@ -59,8 +59,8 @@ class Flows:
             with -1.
         turn: The turn number of each flow; `FREE` if the flow never waits.
         remaining: The bytes of each flow that are not yet transferred.
-        rate: The rate of each flow, in bytes/s. The rates are None if flows have started or ended
-            since their computation.
+        rate: The rate of each flow, in bytes/s. The attribute `rate` is None if the known rates are
+            out of date.
         segments: A `Segment` for each interval between events, if `log` is true.
     """
 
@@ -222,8 +222,7 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     if len(way) == 1:
         alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
         return alone
-    # The index -1 pads short routes. An additional link with infinite bandwidth replaces the index
-    # -1.
+    # The index -1 pads short routes. Padding stands for a link with infinite bandwidth.
     way = np.where(way < 0, links, way)
     capacity = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))

@@ -41,8 +41,8 @@ class Slowdown(Checked):
             default: 1.
         transfer: The factor on the time for which a message occupies the rank's links; default: 1.
         distribution: Distribution of the factor; "constant" (default), "uniform" on [1, 2 · compute
-            - 1], "exponential" or "lognormal". An exponential factor is 1 plus an exponential
-            random number of mean compute - 1. A lognormal factor is 1 plus a lognormal random
+            - 1], "exponential" or "lognormal". An exponential factor is 1 plus an exponentially
+            distributed random number. A lognormal factor is 1 plus a lognormal random
             number. The lognormal random number has σ = 1 and the mean compute - 1.
         pause: The interval (from, to) in which the rank computes nothing; default: none. The ends
             of the interval are seconds since the start of the run.
@@ -78,7 +78,7 @@ class Slowdown(Checked):
         return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
-        """Return the factor on a compute time, as a quantile of `distribution`.
+        """Return the factor by which a computation takes longer.
 
         Args:
             number: The probability of the quantile, a uniform random number in [0, 1).
@@ -121,7 +121,7 @@ class Network(Checked):
         stragglers: Slow ranks, as a mapping from rank to `Slowdown`; default: none. A number
             instead of a `Slowdown` multiplies both compute and transfer times.
         sharing: How messages share a link; "fair" means max-min fair rates, approximately as in
-            TCP. "fifo" means one message at a time at full bandwidth; default: "fair".
+            TCP. With "fifo", a link sends one message at a time; default: "fair".
         name: The name of the network in figures; default: empty.
     """
 

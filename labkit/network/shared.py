@@ -18,8 +18,8 @@ Message: TypeAlias = tuple[float, int, int, int]
 
 MAX_FLOWS = 4096  # The table contains at most MAX_FLOWS flows (message transfers), active or ended.
 # The constant HEAD is the count of numbers before the table of flows. Two numbers state the time
-# and whether the transfer rates are valid. Two numbers state the next flow's number and the flow
-# count.
+# and whether the transfer rates are valid. The table's head also contains the flow count and the
+# next flow's number.
 HEAD = 4
 
 

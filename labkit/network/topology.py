@@ -25,8 +25,8 @@ class Route(NamedTuple):
     links of the route.
 
     Attributes:
-        departure: Link numbers of the first half of the routes. Each hop has one array, with one
-            element per message.
+        departure: Numbers of the links in the first half of each route. Each hop has one array,
+            with one element per message.
         arrival: Link numbers of the second half of the routes. Each hop has one array, with one
             element per message.
         latency: Latency in seconds, either an array with one value per message or one value for all

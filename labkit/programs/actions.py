@@ -1,9 +1,10 @@
 """The actions that a program yields; the runtime executes each one and sends back an answer.
 
-Each worker and each server runs one program, which is a Python generator. Two runtimes execute the
-same generators. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`). The
-other runtime uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program
-never reads the time. A program therefore behaves the same on wall clock and virtual clock.
+Each worker and each server runs one program, which is a Python generator. Labkit has two runtimes,
+and each runtime can execute every program. One runtime uses MPI ranks and the wall clock
+(`labkit.programs.mpi_runtime`). The other runtime uses one process and a virtual clock
+(`labkit.programs.virtual_runtime`). A program never reads the time. A program therefore behaves the
+same on wall clock and virtual clock.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Gradient:
 
 
 class Place(NamedTuple):
-    """One pass of one member (pipeline stage, or machine of a grid) of a model-parallel replica.
+    """A pass of one pipeline stage or one machine over a batch.
 
     Attributes:
         worker: Number of the replica, which is also the number of its worker.
         member: Number of the stage or machine in the replica, counted from 0.
-        turn: Index of the pass, counted from 0, among all passes of this member over one batch.
+        turn: Index of the pass within one batch, counted from 0.
         share: Fraction of the replica's total computation that belongs to this pass.
     """
 
@@ -94,11 +95,11 @@ class Message:
         rows: Number of samples from which the gradient in the message was computed.
         step: Number of the training step of the worker that sends or receives the message.
         ends: Whether training ends after the gradient in this message. In an answer, `ends` means
-            that no work is left for the worker. If a message has no values and expects no answer,
-            `ends` means that the worker has failed.
+            that no work is left for the worker. A message without values may use `ends` to report a
+            failed worker.
         wants: Whether the sender expects an answer.
         sent, delivered: Times at which the message was sent and delivered, in s.
-        held: In an answer, the seconds from the delivery of the request until the answer is sent.
+        held: Seconds from the arrival of a request to the answer.
     """
 
     source: int
@@ -169,7 +170,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Forward:
-    """Run a forward pass of a replica member (stage or machine); the answer is a `Passed`.
+    """A request for a forward pass through one part of a replica.
 
     Attributes:
         place: The replica, its member (stage or machine), and the number of this member's pass.

@@ -25,8 +25,8 @@ from labkit.programs.actions import (
 )
 from labkit.programs.roles import Roles
 
-# The type `ProgramFactory` is a function that creates a program. The program starts from a restart
-# point's state, or from the beginning for None.
+# The type `ProgramFactory` is a function that creates a program. The program resumes at a restart
+# point, or starts from the beginning.
 ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
@@ -121,7 +121,7 @@ class _Member:
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
-        """Compute the gradient of the replica's next batch, given this member's weights."""
+        """Compute the gradient of the next batch with the given weights."""
         for turn, current_pass in self._turns:
             passed: Passed = yield Forward(
                 turn, weights, (yield from self._received(current_pass.gets))
@@ -166,7 +166,7 @@ class _PieceBuffer:
         self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
-        """Add a replica member's message, and return the joined message once all have sent one."""
+        """Join the messages from all parts of a replica into one message."""
         worker, member, *_ = self._roles.place(piece.source)
         queues = self.here[worker]
         queues[member].append(piece)
@@ -174,8 +174,8 @@ class _PieceBuffer:
             return None
         messages = self.latest[worker] = [queue.popleft() for queue in queues]
         delivered = max(message.delivered for message in messages)
-        # If a replica member has failed, the joined gradient would be incomplete. For a failed
-        # replica member, the method returns the failed member's message.
+        # The gradient is incomplete if a stage or machine has failed. For a failed replica member,
+        # the method returns the failed member's message.
         last = next((message for message in messages if _lost(message)), messages[-1])
         values = None if last.values is None else self._joined(messages)
         return replace(last, source=worker, values=values, delivered=delivered)

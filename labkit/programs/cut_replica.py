@@ -75,8 +75,7 @@ class CutReplica(Replica):
         model: Model of the stage, which shares its layers with the whole model.
         batches: Function of (worker, batch number) that returns a batch.
         variables: Weights of the stage, in the order of the whole model.
-        read: Function that selects the first stage's inputs from the inputs of the model; None at
-            other stages.
+        read: Function that selects inputs of the model; only for the first stage.
         loss: Loss function of (y, predictions, sample weights) for the last stage; None at other
             stages.
     """

@@ -24,7 +24,7 @@ class Backend(Protocol):
         """Compute the gradient of a worker's next batch at given weights."""
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Compute the gradient of the loss plus `share` times the loss for soft targets."""
+        """Compute the gradient of a loss that also includes soft targets."""
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """Return soft targets for a batch of a worker, predicted with given weights."""
@@ -88,7 +88,7 @@ class Play:
 
     Attributes:
         start: Time at which the step began, in s.
-        gradient: The gradient that the step computed, without its values.
+        gradient: Description of the step's gradient, without the values.
         computed: Total compute time of the step, in s.
         until: Time at which the latest computation of the step ended, in s.
         carried: Traffic of the worker in this step.

@@ -88,7 +88,7 @@ class MpiRuntime(Runtime):
     ) -> None:
         super().__init__(programs, hosts, backend, event_log)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
-        # The dict `_ready` maps a program number to the next answer that the program receives.
+        # The dict `_ready` holds answers that programs have not yet received.
         self._ready: dict[int, Any] = dict.fromkeys(programs)
 
         # The queue `_near` contains pairs (receiver, message) from this rank; the queue `_far`
@@ -200,7 +200,7 @@ class MpiRuntime(Runtime):
         If another rank waits for this rank, the method returns None, because this rank must
         continue first.
         """
-        # The assertion informs the type checker that the method `keeps` has set `still`.
+        # The assertion tells the type checker that `still` is not None.
         assert self.still is not None
         if self._under_way is not None:
             self._under_way.result()
@@ -215,7 +215,7 @@ class MpiRuntime(Runtime):
 
     def keep(self, backend_state: Any = None) -> ProgramState:
         """Return this rank's state, see `VirtualRuntime.keep`; all ranks must be quiescent."""
-        # The assertion informs the type checker that the method `keeps` has set `still`.
+        # The assertion tells the type checker that `still` is not None.
         assert self.still is not None
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.state_dict() for fragment, means in self._means.items()}
@@ -224,7 +224,7 @@ class MpiRuntime(Runtime):
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
         """Restore this rank from `state`, and return the backend's part of `state`."""
-        # The assertion informs the type checker that the method `keeps` has set `still`.
+        # The assertion tells the type checker that `still` is not None.
         assert self.still is not None
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program

@@ -50,7 +50,7 @@ class _PendingBatch:
 
 
 class TiledReplica:
-    """The computation of one grid machine for all replicas, with one pending batch each.
+    """The computation of one machine in a grid of machines.
 
     The first pass reads the inputs of the batch, which are available on every machine. In the first
     forward pass, machine 0 sends shared kernels to the other machines. Machine 0 is the last member
@@ -176,7 +176,7 @@ class _Layer:
 
     Args:
         model: Keras model from the layer's input (batch, rows, columns, channels) to its output.
-        loss: Loss function, if the object computes the loss; None if it computes a layer.
+        loss: Loss function; None if the object computes a layer.
         first: Whether the input needs no gradient, because no earlier layer has trainable weights.
     """
 

@@ -151,7 +151,7 @@ class ObjectReader:
         self._things.append(_KINDS[kind](self, data))
 
     def fill(self) -> None:
-        """Fill all created containers and records with their contents."""
+        """Restore the contents of all objects."""
         for fill in (*self._fills, *self._hashes):
             fill()
 

@@ -18,9 +18,9 @@ class Quiescence:
     action, but continues to receive messages. The ranks are quiescent when their counts of
     allreduces are equal and no messages are in transit. Equal counts of allreduces mean that all
     ranks have started the same number of allreduces. Rank r has sent \(s_r\) messages and received
-    \(g_r\) messages. No messages are in transit if \(\sum_r s_r = \sum_r g_r\). A paused rank
-    continues if another rank waits for this rank in an allreduce. Finally, all ranks compare their
-    counts of allreduces and messages in a collective call, before any rank resumes.
+    \(g_r\) messages. Equal totals of sent and received messages mean that no message is in transit.
+    A paused rank continues if another rank waits for this rank in an allreduce. Finally, all ranks
+    compare their counts of allreduces and messages in a collective call, before any rank resumes.
 
     Args:
         communicator: Communicator of the ranks. The communicator's status table, in shared memory,

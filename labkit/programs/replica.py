@@ -88,7 +88,7 @@ class Replica:
         return self.gradient_of(worker, number, weights, self._batches, *soft_targets)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """Predict soft targets for a batch of `worker`, with the layer state of worker `number`."""
+        """Predict soft targets for one batch of a worker."""
         x, _, _ = self._batches(worker, step)
         self._become(number)
         predicted: Vector = self._predicts(tf.convert_to_tensor(weights), x).numpy()

@@ -23,7 +23,7 @@ Index: TypeAlias = tuple[slice | EllipsisType, ...]
 @record()
 @dataclass(frozen=True)
 class TensorPiece:
-    """A whole tensor, or a contiguous part of a tensor, as an index range of the flat weights.
+    """The place of a tensor in the flat vector of all weights.
 
     Attributes:
         tensor: Number of the tensor in the model's list of weights.
@@ -37,7 +37,7 @@ class TensorPiece:
     shape: tuple[int, ...] | None
 
     def within(self, index: Index) -> list[TensorPiece]:
-        """Return the ranges of the flat weights that an index into this tensor selects."""
+        """Return the parts of the tensor that an index selects."""
         elements = np.arange(self.start, self.stop).reshape(self.shape or (-1,))[index].reshape(-1)
         ends = np.flatnonzero(np.diff(elements) > 1) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(elements, ends)]
@@ -172,7 +172,7 @@ class Pass:
 
     Attributes:
         gets: Numbers of the replica members whose outputs the pass reads.
-        gives: Numbers of the replica members whose next pass reads the outputs of this pass.
+        gives: Numbers of the replica members that read the outputs of the pass.
         share: Fraction of the replica's total computation that belongs to this pass.
         goes_back: Whether the pass runs backward, because its own or earlier weights need a
             gradient.
@@ -189,7 +189,7 @@ class Pass:
 
 
 def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
-    """Return a list of one pass for each pipeline stage; the pass runs forward and backward.
+    """Return one forward and backward pass for each pipeline stage.
 
     Args:
         parts: For each stage, the ranges of the flat weights that it has. A stage's fraction of the
@@ -224,7 +224,7 @@ class Roles:
         steps: Steps per epoch; in each step, every worker computes one batch.
         epochs: Number of epochs.
         weights: Initial weights of the model, as one flat vector.
-        hosts: For each program number, the rank of the program. Programs on one rank share a
+        hosts: For each program, the rank that executes the program. Programs on one rank share a
             network link.
         seed: Seed of the programs' random choices.
         slower: For each worker, its compute time divided by the compute time of the fastest worker.
@@ -345,8 +345,8 @@ class CodecChannel:
     compressed difference \(w - \tilde w\). The worker and the server then update their copies of
     the weights. The update of a copy is \(\tilde w \leftarrow \tilde w + D(E(w - \tilde w))\). E
     denotes encoding by the compressor, and D denotes decoding. Worker and server store bitwise
-    identical copies \(\tilde w\) of the weights. Each answer's difference includes the compression
-    error of the previous answer.
+    identical copies \(\tilde w\) of the weights. Each message of the server corrects the
+    compression error of the previous message.
 
     Without a compressor, payloads are sent unchanged.
 

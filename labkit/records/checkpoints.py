@@ -195,7 +195,7 @@ def read_manifest(folder: Path) -> Record:
     ranks, steps = record_body["ranks"], record_body["taken"]
     if not (0 < ranks <= MAX_RANKS and steps >= 0):
         raise LabkitError(
-            f"{folder.name}/{MANIFEST} has {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
+            f"{folder.name}/{MANIFEST} states {ranks:,} ranks and {steps:,} steps; allowed: 1 to "
             f"{MAX_RANKS:,} ranks, and 0 steps or more"
         )
     for name, file in record_body["files"].items():
@@ -230,7 +230,7 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 
     Args:
         run: Directory of the run.
-        same: Function that takes a manifest and returns the value of `Resume.same`.
+        same: Function that tells whether a checkpoint has the current ranks and settings.
 
     Raises:
         LabkitError: If all checkpoints are damaged.

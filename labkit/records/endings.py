@@ -16,8 +16,8 @@ STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# The regular expression `_LOST` matches the message that mpiexec prints when it loses a host. In
-# mpiexec's message about a lost host, mpiexec's own daemon comes before the remote daemon.
+# The regular expression `_LOST` matches the message that mpiexec prints when it loses a host. The
+# message of mpiexec names the lost host after the local host.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
 )

@@ -214,7 +214,7 @@ def _is_rank_list(value: JSON, parts: Mapping[str, Field]) -> bool:
 
 
 def epochs(value: JSON) -> bool:
-    """A list with one mapping of numbers per epoch, which includes the last step."""
+    """A list of records with numbers, one record per epoch."""
     return isinstance(value, list) and all(
         numbers(entry) and isinstance(entry, dict) and number(entry.get("step")) for entry in value
     )

@@ -133,8 +133,8 @@ def _number(value: float | None) -> float:
 def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
     """Return the compute seconds (F, B, W) of an average rank for one micro-batch.
 
-    F is the time of the forward pass, and B of the backward pass. W is the time of separate weight
-    gradients. If a rank has several stages, their times are added.
+    F is the time of the forward pass, and B of the backward pass. W is the time of passes that
+    compute only weight gradients. If a rank has several stages, their times are added.
     """
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks

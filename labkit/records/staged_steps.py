@@ -163,9 +163,9 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
 def predicted_rows(run: Run) -> list[Record]:
     """Return the predicted events of each rank as timeline rows from each step's start.
 
-    The rows have the kinds `predicted forward 0`, `predicted backward 0`, and so on. With delayed
-    gradients, the rows begin with the first step after the warm-up steps. For a run that has no
-    stages or no timeline, the list is empty.
+    The kind of a row names the pass, such as `predicted forward 0`. With delayed gradients, the
+    rows begin with the first step after the warm-up steps. For a run that has no stages or no
+    timeline, the list is empty.
     """
     if not is_staged(run) or run.timeline.empty:
         return []

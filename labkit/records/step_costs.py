@@ -148,11 +148,11 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
     r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
 
     A training method's step time is a straight line as a function of 1/B. The symbol B denotes the
-    bandwidth. The slope of the line is the number n of bytes. The constant term of the line is the
-    fixed time \(f = w + a\alpha\). At low bandwidth, the method that sends fewer bytes is
-    faster. At high bandwidth, the method with the shorter fixed time is faster. Let two methods
-    send n and n' bytes with fixed times f and f'. The two methods are equally fast at the bandwidth
-    \(B = (n' - n) / (f - f')\).
+    bandwidth. The slope of the line is the number n of bytes. The fixed time of a step is the step
+    time at unlimited bandwidth. At low bandwidth, the method that sends fewer bytes is faster. At
+    high bandwidth, the method with the shorter fixed time is faster. Let two methods send n and n'
+    bytes with fixed times f and f'. The two methods are equally fast at the bandwidth \(B = (n' -
+    n) / (f - f')\).
     """
     first, high = over
 
@@ -174,7 +174,7 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        # A method that is fastest only at the lowest bandwidth gets no range of bandwidths.
+        # The result omits methods that are fastest only at a single bandwidth.
         if edge > first:
             wins.append(Win(best, first, edge))
             first = edge
@@ -211,7 +211,7 @@ def winners_text(wins: Sequence[Win]) -> str:
 
 
 def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Return a step's work in s, its successive messages, and its bytes on the busiest link."""
+    """Return the costs of a step: work, messages, and bytes on the busiest link."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
@@ -287,10 +287,10 @@ def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
     \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\). Let \(k^*\) be the thread count
     with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) from which
     on steps are slower. For all measured \(j \geq k\) and all repeats, \(t_r(j)/t_r(k^*)\) exceeds
-    1. The column `less_from` has no value if the highest thread count does not slow down every
-    repeat. With only one repeat, the column `less_from` has no value either. The column `ratio` is
-    the median of \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`. The columns
-    `ratio_low` and `ratio_high` are the minimum and maximum of \(t_r(j)/t_r(k^*)\).
+    1. The column `less_from` is empty if the highest thread count is not slower in every repeat.
+    With only one repeat, the column `less_from` has no value either. The column `ratio` is the
+    median of \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`. The columns `ratio_low`
+    and `ratio_high` are the minimum and maximum of \(t_r(j)/t_r(k^*)\).
     """
     import pandas as pd
 

@@ -82,8 +82,7 @@ class StepGraph:
         operations: Operations of all devices, in the order of TensorFlow's graph.
         flows: Dependencies between operations (`Flow`). A copy from one device to another is a
             single dependency. Dependencies that lead back to the start of a loop are omitted.
-        seconds: Duration of the step for which the times `start` and `stop` of operations were
-            measured.
+        seconds: Duration of the measured step.
         transfers: Pairs of a send and a receive (`Transfer`), which implement dependencies between
             devices.
     """

@@ -478,7 +478,7 @@ def fallback_status(directory: Path, status: Record) -> Record | None:
     """
     try:
         record = read_json(_fallback_path(directory))
-    except LabkitError:  # usually, the runtime folder contains no record
+    except LabkitError:  # Most runs have no status file in the runtime folder.
         return None
     return record if record.get("started") == status.get("started") else None
 

@@ -50,7 +50,7 @@ class TensorBox(NamedTuple):
 def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
     """Return the part of a tensor in a box with the given corner and shape, assembled from pieces.
 
-    If several pieces contain an element, the first of these pieces is used.
+    Where two pieces overlap, the result contains the values of the earlier piece.
 
     Raises:
         LabkitError: If the pieces do not cover the whole box.
@@ -61,7 +61,7 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
         start = np.maximum(piece.corner, corner)
         stop = np.minimum(
             np.add(piece.corner, piece.values.shape), np.add(corner, shape)
-        )  # The box from `start` to `stop` is the part of the piece that is in the requested box.
+        )  # Only the part of the piece inside the requested box is copied.
         if np.any(stop <= start):
             continue
         target = tuple(map(slice, start - corner, stop - corner))

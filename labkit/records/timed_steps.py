@@ -60,7 +60,7 @@ def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # A group of steps with an evaluation between two steps takes long. A group with an evaluation
+    # An evaluation between two steps lengthens a group of steps. A group with an evaluation
     # therefore never has the median duration.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
@@ -69,7 +69,7 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
     """Return all ranks' activities in `steps`, with times since the start of the first step.
 
     The returned table has the same columns as a timeline. The returned table also has rows of kind
-    "compute". The "compute" rows cover the time of a step except for packing and waiting.
+    "compute". The "compute" rows contain the time outside packing and waiting.
 
     Raises:
         InvalidInput: If the timeline contains none of the steps in `steps`.
@@ -296,8 +296,8 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
     events. Step numbers cannot identify the events of one exchange. The communication thread
-    records the step in which an event ends. An event of the communication thread may begin in one
-    step and end in the next step.
+    records the step in which an event ends. Communication may begin in one training step and end in
+    the next step.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
@@ -411,15 +411,16 @@ def input_costs(trace: InputTrace) -> pandas.DataFrame:
 
     For each repeat \(r\), \(t_r\) is the median step time. The symbol \(s_r\) denotes the median
     step time with synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as
-    the median over the repeats r. The columns `overhead_low` and `overhead_high` are the minimum
-    and the maximum of \(t_r/s_r-1\) over the repeats. A column in ms contains the median over
-    repeats of the medians over steps. The column `idle_share` is the fraction of the step time for
-    which the step waits for input.
+    the median over the repeats r. The columns `overhead_low` and `overhead_high` contain the
+    smallest and largest overhead. A column in ms contains the median over repeats of the medians
+    over steps. The column `idle_share` is the fraction of the step time for which the step waits
+    for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
     real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
-    (arXiv:2101.12127), define the pipelines. Unlike TensorFlow's benchmarks and Murray et al.,
-    labkit measures repeats as interleaved pairs. Input and training share the CPU cores.
+    (arXiv:2101.12127), describe TensorFlow's input pipelines. Unlike TensorFlow's benchmarks and
+    Murray et al., labkit measures repeats as interleaved pairs. Input and training share the CPU
+    cores.
     """
     import pandas as pd
 

@@ -115,7 +115,7 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
 
 
 def judge_runs(candidate: Run, baseline: Run) -> Judgement:
-    """Judge the test accuracies of a run's completed seeds against those of a baseline run."""
+    """Judge whether a run's test accuracies differ from those of a baseline run."""
     return judge(list(accuracies(candidate).values()), list(accuracies(baseline).values()))
 
 
@@ -173,7 +173,7 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
 
 
 def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
-    # A lower loss is better, so loss and target are multiplied by -1 before the comparison.
+    # A lower loss is better, so the sign of the loss is reversed.
     sign = -1 if measure == "val_loss" else 1
     for epoch in run.metrics.get("epochs") or []:
         value = epoch.get(measure)

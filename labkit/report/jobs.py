@@ -82,7 +82,7 @@ def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
 
 
 def _has_external_parts(value: JSON) -> bool:
-    """Return True if a record refers to a function or to arrays that are not in the record."""
+    """Return whether a record refers to anything outside the record."""
     if isinstance(value, dict):
         markers = value.keys() & {"callable", "sha256"}
         return bool(markers) or any(_has_external_parts(item) for item in value.values())

@@ -53,8 +53,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# In the schedules in the dict `IN_NETWORK`, network switches add the ranks' values. Ranks do not
-# execute schedules in which switches add values; only simulations and drawings use such schedules.
+# In the schedules in the dict `IN_NETWORK`, network switches add the ranks' values. Real runs do
+# not use schedules in which switches add values.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {

@@ -119,9 +119,9 @@ def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
     Entry (a, b) of the result is the larger of \(c_{ab}\) and \(c_{ba}\). The matrix \(H_{ab}\) is
-    a block of the Hessian H. Let each block be one weight of a linear model with squared errors.
-    Entry (a, b) of the result is then the correlation of two data columns. Scheduled lasso also
-    uses the correlation of data columns.
+    a block of the Hessian H. An example is a linear model with squared errors and one weight per
+    block. Entry (a, b) of the result is then the correlation of two data columns. Scheduled lasso
+    also uses the correlation of data columns.
 
     Args:
         products: Matrix of shape (blocks, weights); row a is the Hessian times one vector. The

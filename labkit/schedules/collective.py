@@ -102,7 +102,7 @@ def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
 
 
 def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
-    """Return the counts for `root` one-chunk messages from rank 0, and one from each other rank."""
+    """Return message counts for a collective with rank 0 as root."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
@@ -124,7 +124,7 @@ def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
     return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)
 
 
-SUM = -1  # The value SUM means that a chunk finally contains its sum over all ranks.
+SUM = -1  # The chunk finally contains the sum of all ranks' values.
 ANY = -2  # The value ANY means that a collective makes no promise about a chunk's final content.
 SHOWN = 4  # The HTML display of a collective shows four ranks.
 
@@ -234,7 +234,7 @@ def all_ranks_hold(value: int) -> Ends:
 
 
 def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
-    """Return the postcondition that rank 0 holds `expected(chunks)`; others may hold anything."""
+    """Return the postcondition that only rank 0 must hold the result."""
 
     def ends(size: int, chunks: int) -> Integers:
         table = np.full((size, chunks), ANY)

@@ -1,4 +1,4 @@
-"""Allreduces and other collectives as data, one function each."""
+"""Schedules of allreduces and other collectives, with one function per algorithm."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def ring(size: int) -> Iterator[Round]:
 
 
 def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
-    """Yield rounds k = 0, 1, … in which rank r sends chunk r + first - k to rank r + 1."""
+    """Yield the rounds of a ring, in which each rank sends to the next rank."""
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
@@ -281,8 +281,8 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     of messages on the root's link is one more than the number of hops. In the broadcast, the
     additional message on the root's link adds the transfer time nβ. Without the additional message,
     the time is ⌊lg p⌋(2α + 2nβ + nγ). In the reduction, the additional message on the root's link
-    adds transfer or addition time. The longer of the transfer time nβ and the addition time nγ
-    counts.
+    adds transfer or addition time. The cost includes only the longer of transfer time and addition
+    time.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)

@@ -31,8 +31,8 @@ class GridLayer:
         loss    all, on machine 0     everything, on machine 0
 
     Machine (i, j) of an r × c grid has the number i c + j. Machine (i, j) owns tile (i, j) of every
-    layer of kind "places". Layers of kind "units" are divided into r · c parts. Each machine of an
-    r × c grid has one part. The sizes of two parts of a layer differ by at most one.
+    layer of kind "places". Each layer of the kind "units" is divided among all machines. Each
+    machine of an r × c grid has one part. The sizes of two parts of a layer differ by at most one.
 
     Args:
         name: Name of the layer in error messages.
@@ -153,7 +153,7 @@ def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] =
     Args:
         grid: Numbers of rows and columns of machines.
         workers: Total number of workers. If None, a grid may have any number of machines.
-        layers: Layers of the neural network that are known so far.
+        layers: Known layers of the neural network; may be empty.
 
     Raises:
         InvalidInput: If the grid does not fit; the message lists the closest allowed grids.
@@ -161,7 +161,7 @@ def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] =
     machines = grid[0] * grid[1]
     smallest = _too_small(layers, grid)
     if workers is not None and workers % machines:
-        cause = f"has {machines} machines, a number that does not divide workers={workers}"
+        cause = f"has {machines} machines, but workers={workers} is not a multiple of {machines}"
     elif smallest is not None:
         what = {"places": "{0} × {1} places", "units": "{2} units"}[smallest.kind]
         cause = f"is larger than layer {smallest.name!r} of {what.format(*smallest.shape)}"

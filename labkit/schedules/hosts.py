@@ -221,7 +221,7 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
         hosts: Ranks of each host, or number of ranks per host. Invalid hosts raise the same error
             as in `hierarchical`.
 
-    Source: as `two_level`, with a butterfly instead of the ring.
+    Source: see the function `two_level`; a butterfly replaces the ring.
     """
     return _rounds(butterfly, size, hosts)
 
@@ -274,7 +274,7 @@ def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
     switches=lambda p, hosts=None, chunks=1: len(switch_above(p, hosts)) - p,
 )
 def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterator[Round]:
-    """Ranks send to switches, which return the sum; the time is 2(α + nβ) per switch level.
+    """Switches in the network sum the buffers of all ranks.
 
         0 ──┐             ┌──► 0
         1 ──┼──► S ═ sum ═┼──► 1      one message of n per rank: half of a ring's volume,
@@ -292,8 +292,8 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
         chunks: Number of equal parts of the buffer.
 
     Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; before it the
-    tree of Blue Gene/L (Adiga et al. 2002). Difference from the paper: here a switch adds only
-    after all messages have arrived; the switches of SHArP and Blue Gene/L add earlier.
+    tree of Blue Gene/L (Adiga et al. 2002). Difference from the paper: each switch waits for all
+    messages before adding.
     """
     if size == 1:
         return

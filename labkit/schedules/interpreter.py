@@ -169,8 +169,8 @@ class Holdings:
     Args:
         rounds: The rounds of the schedule.
         held: Array of counts, shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] describes
-            chunk c of rank r after k rounds. The entry is how often the chunk contains the value of
-            rank j. If the schedule uses network switches, their numbers follow the numbers of the
+            chunk c of rank r after k rounds. Each entry counts the contributions of one rank to one
+            chunk. If the schedule uses network switches, their numbers follow the numbers of the
             ranks.
     """
 

@@ -65,7 +65,7 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
     through time runs from the last step to the first, which excludes orders such as 1F1B.
 
     Args:
-        layers: Number p of stages, one per rank (each may contain several layers).
+        layers: Number of stages; each rank computes one stage.
         steps: Number of time steps, or number of segments if each segment contains several time
             steps.
 
@@ -150,7 +150,7 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
 
     Args:
         stages: Number p of stages, one per rank.
-        microbatches: Number m of batches, each followed by an update.
+        microbatches: Number m of micro-batches; an update follows each micro-batch.
 
     Raises:
         InvalidInput: If a number is below 1.
@@ -302,8 +302,8 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
     The bubble is the idle time between a rank's first and last table row. With at least 2p - 1
     micro-batches, the bubble is (p - 1)(F + B - 2W). Ranks start and end at different times. Each
-    rank must update its weights without waiting for other ranks. Otherwise a gap precedes the next
-    batch.
+    rank must update its weights without waiting for other ranks. A wait would leave a rank idle
+    before the next batch.
 
     Args, raises and source: as `zero_bubble`.
     Difference from the paper: the paper undoes an optimizer step if a later check of the gradients
@@ -394,16 +394,15 @@ __all__ = [
 
 
 def delayed(modules: int, iterations: int) -> ScheduleTable:
-    """In each iteration, a module runs forward with a new batch, then backward with an older batch.
+    """Schedule in which backward passes use older batches than forward passes.
 
         K = 3, 4 iterations    F0 ·  F1 ·  F2 B0 F3 B1
                                ·  F0 ·  F1 B0 F2 B1 F3 B2
                                ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
     In iteration t, module k of K runs backward with batch t - (K - 1 - k). The module number k
-    starts at 0. A micro-batch number in the table is the number of an iteration. A message that
-    would arrive after the last iteration is omitted. Some modules therefore run no backward pass
-    for the last batches.
+    starts at 0. The table numbers each batch by its iteration. A message that would arrive after
+    the last iteration is omitted. Some modules therefore run no backward pass for the last batches.
 
     Args:
         modules: Number K of modules, one per rank.

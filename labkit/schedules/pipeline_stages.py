@@ -64,7 +64,7 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
     for cost in costs:
         before.append(before[-1] + cost)
     # An entry of `best` is a triple: maximum stage cost, sum of squared costs, edges. The entry
-    # best[k][b] is the smallest triple for the first b blocks in k stages.
+    # `best[k][b]` is the best division of the first b blocks into k stages.
     best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, list[int]]] = {}
@@ -95,7 +95,7 @@ def in_flight(table: ScheduleTable) -> Integers:
 
 
 def versions(table: ScheduleTable) -> Integers:
-    """Return the number of updates in each micro-batch's weights, shape (stages, microbatches).
+    """Return how many weight updates precede each micro-batch on each stage.
 
     The result is 0 everywhere if all stages update their weights together at the end.
     """

@@ -110,8 +110,7 @@ class ScheduleTable:
 
     def take(self, index: Integers | Booleans) -> ScheduleTable:
         """Return the rows that an index or a mask selects, in the order of the index."""
-        # A selection of rows keeps the numbers of ranks, chunks and micro-batches of the complete
-        # table.
+        # The index applies only to fields with one entry per row.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
@@ -136,8 +135,8 @@ class ScheduleTable:
             InvalidInput: If no `PipelineSchedule` computed the table.
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
-        al. 2024, arXiv 2401.10241. Difference from the paper: Qi et al. state no upper bounds for
-        W. The weight-gradient time W has a bound: F for `zero_bubble`, min(F, B) for
+        al. 2024, arXiv 2401.10241. Difference from the paper: labkit limits the time of weight
+        gradients. The weight-gradient time W has a bound: F for `zero_bubble`, min(F, B) for
         `zero_bubble_h2`. If W exceeds its bound, weight gradients take longer than the idle gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
@@ -352,8 +351,7 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
         if not runnable:
             break
         for rank, work in runnable:
-            # Ranks can use a result only in the next tick. The mapping `done` is therefore updated
-            # after the search for runnable work.
+            # Ranks can use a result only in the next tick.
             done[work] = tick
             positions[rank] += 1
     stuck = [

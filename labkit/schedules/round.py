@@ -19,9 +19,9 @@ Booleans: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, init=False, repr=False, slots=True)
 class Round:
-    """Messages of a round; each row sends chunks [chunk, chunk + span) from source to destination.
+    """The messages of one communication round, each with a range of chunks.
 
-    Every interpreter of a round follows these rules:
+    A round of messages has the following rules:
 
     - Every message carries the values that its source held before the round.
     - If `reduce` is false, the value in the message replaces the receiver's value. If `reduce` is

@@ -43,7 +43,7 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
         size: Number of ranks, at least 1.
         links: Mapping (source, destination) -> bandwidth, in any unit. links: Mapping (source,
             destination) -> bandwidth, in any unit. A tree uses each of its links in both
-            directions. The bandwidth of the slower direction counts.
+            directions. If the two directions differ, the lower bandwidth is used.
         pieces: Number of pieces into which each tree divides its part of the buffer. With several
             pieces, all levels of a tree work at the same time.
 

@@ -210,9 +210,9 @@ def _nonnegative_fit(rows: Seconds) -> Seconds:
     """Return the vector x without negative elements for which rows @ x is closest to 1.
 
     The function fits x by least squares to one subset of the columns after another.
-    Only subsets of independent columns are tried. Among equally good subsets, the smaller and then
-    the earlier one is chosen. A subset with the column of γ also has the column of β. Every byte
-    that is added was also sent.
+    The fit never uses columns that depend linearly on each other. Among equally good subsets, the
+    smaller and then the earlier one is chosen. A subset with the column of γ also has the column of
+    β. The reduction adds only bytes that ranks have sent.
     """
     best, residual = np.zeros(3), np.inf
     subsets = [

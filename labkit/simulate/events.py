@@ -210,8 +210,8 @@ class Lockstep:
         self._times = 0
 
 
-# The low 32 bits of a flow number are the row of the message. The higher bits of a flow number are
-# the message's round.
+# The low 32 bits of a flow number are the row of the message. The high bits identify the
+# communication round of the message.
 ROW = 32
 
 
@@ -243,11 +243,11 @@ class Events:
     """A simulation with two kinds of events: a rank begins its next round, or flows finish.
 
     A flow is a message while it travels over the links of its route. A rank starts a round after it
-    has received all messages of the previous round. The rank must also have added the received
-    values. At the start of a round, a rank submits its messages. The link of a rank carries its
-    rounds one after another. The messages of one round share the link. A round is read from the
-    schedule when its first rank begins the round. A round is deleted after its last rank has ended
-    the round.
+    has received all messages of the previous round. A rank adds received values before the rank
+    starts the next round. At the start of a round, a rank submits its messages. The link of a rank
+    carries its rounds one after another. The messages of one round share the link. A round is read
+    from the schedule when its first rank begins the round. A round is deleted after its last rank
+    has ended the round.
 
     The attributes are those of `Lockstep`, but `segments` contains the rates of all flows over
     time.

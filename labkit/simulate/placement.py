@@ -123,11 +123,11 @@ def list_schedule(
 
     Source: H. Topcuoglu, S. Hariri, M.-Y. Wu 2002, *Performance-effective and low-complexity task
     scheduling for heterogeneous computing* (HEFT). U. U. Hafeez, X. Sun, A. Gandhi, Z. Liu 2021,
-    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware). Pesto also
-    optimizes placement and order together. Pesto's model has limited memory, and links on which
-    copies queue. Pesto solves an integer program over a simplified graph with merged operations.
-    labkit's heuristic places each operation separately. The heuristic does not guarantee how close
-    its plan is to the optimum.
+    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware). Pesto, a
+    published planner, optimizes the placement and the order of operations. Pesto models the limited
+    memory of devices, and the waiting time before busy links. Pesto solves an integer program over
+    a simplified graph with merged operations. labkit's heuristic places each operation separately.
+    The heuristic does not guarantee how close its plan is to the optimum.
     """
     scheduler = _Scheduler(graph, machine, dict(allowed or {}))
     share = (len(machine.devices) - 1) / len(machine.devices)
@@ -210,7 +210,7 @@ class _Scheduler:
         return candidates
 
     def _ends(self, task: GraphTask, device: int) -> tuple[float, float, list[Copy]]:
-        """Return the stop and start times of a task on a device, and the copies it needs there."""
+        """Return the times of a task on a device, and the copies that the task needs."""
         copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}

@@ -222,7 +222,7 @@ def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataF
 def model_of(
     rows: Rows, network: str | Network | Fit | None, gamma: float
 ) -> tuple[Network, float, str]:
-    """Return the network, γ, and a description of the cost model that predicts the given rows.
+    """Return the parts of the cost model: network, time to add a byte, and description.
 
     Args:
         rows: Rows of `labkit.bench.collectives.measure`.
@@ -231,8 +231,8 @@ def model_of(
         gamma: Time in s to add one byte. A fit contains its own γ, so `gamma` is then ignored.
 
     Raises:
-        InvalidInput: If there are no rows. `InvalidInput` is also raised if `network` is None, and
-            the rows name no network or several networks.
+        InvalidInput: If there are no rows. `InvalidInput` is also raised if the network cannot be
+            determined.
     """
     if not rows:
         raise InvalidInput("no rows to compare; give rows of labkit.bench.collectives.measure")
@@ -276,7 +276,7 @@ def _row(measurement: Measurement, network: Network, gamma: float) -> Prediction
     )
 
 
-# A `Times` function maps a number of bytes to the time in s of each algorithm.
+# A `Times` function returns each algorithm's seconds for one buffer size.
 Times: TypeAlias = Callable[[float], Seconds]
 TIE = 1e-9  # Two times count as equal if their relative difference is at most `TIE`.
 

@@ -138,7 +138,7 @@ class TaskGraph:
 
     @cached_property
     def by_name(self) -> Mapping[str, GraphTask]:
-        """The tasks by name."""
+        """A mapping from task names to tasks."""
         return {task.name: task for task in self.tasks}
 
     @cached_property

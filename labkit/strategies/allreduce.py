@@ -87,7 +87,7 @@ class AllReduce(Strategy):
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's place in the taxonomy; `schedule` defines its scheduling."""
+        """Return the strategy's place in the taxonomy of training methods."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property

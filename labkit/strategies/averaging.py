@@ -79,8 +79,8 @@ class ParameterAveraging(SynchronousReplicas):
         fragments: The number of equal parts into which the flat weights are divided. The fragments
             are averaged one after another, at evenly spaced steps of the period.
         overlap_steps: The number of local steps that a worker takes while an averaging is in
-            progress. When an averaging is complete, the worker adds its own weight changes. The
-            added changes come from local steps during the averaging.
+            progress. When an averaging is complete, the worker adds its own weight changes. An
+            averaging thus loses no local steps of a worker.
         compressor: The compressor of pseudo-gradients, its name in
             `labkit.compression.COMPRESSORS`, or None.
 
@@ -307,8 +307,7 @@ class _Replica:
         """Start and complete the due averagings; return whether a worker asks to end training.
 
         Args:
-            ends: Whether to average all fragments now, except those that were already averaged at
-                this step.
+            ends: Whether to average all parts of the weights now.
         """
         stops = False
         if self._under_way is not None and (ends or self._under_way.due <= self.step):

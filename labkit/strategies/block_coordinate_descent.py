@@ -59,10 +59,10 @@ class BlockCoordinateDescent(SynchronousReplicas):
         blocks_per_round: The largest number of blocks that a round updates. If a round updates only
             one block, labkit does not compute dependencies between blocks.
         dependency: Two blocks whose coupling (`labkit.schedules.blocks.couplings`) is at least
-            `dependency` are not updated in the same round. If None, couplings are ignored.
-            Couplings are measured once, for the initial weights and the first batch. Before the
-            first round, each worker computes two gradients per block. One allreduce then sums
-            (blocks × weights) numbers.
+            `dependency` are not updated in the same round. With `dependency=None`, a round may
+            update any blocks together. Couplings are measured once, for the initial weights and the
+            first batch. Before the first round, each worker computes two gradients per block. One
+            allreduce then sums (blocks × weights) numbers.
         l1: The factor λ of the L1 penalty. The L1 penalty is the sum of the absolute values of all
             weights. The loss in the history includes the penalty.
         floor: The constant η in the priority of each block (`labkit.schedules.blocks`).
@@ -157,8 +157,8 @@ class BlockCoordinateDescent(SynchronousReplicas):
         if self.dependency is not None and self.blocks_per_round > 1:
             if count * roles.weights.size > _MAX_PAIRS:
                 raise InvalidInput(
-                    f"the couplings of {count:,} blocks (block={self.block!r}) with "
-                    f"{roles.weights.size:,} weights need more than {_MAX_PAIRS:,} numbers; give "
+                    f"a table of {count:,} blocks (block={self.block!r}) and "
+                    f"{roles.weights.size:,} weights has more than {_MAX_PAIRS:,} numbers; give "
                     "larger blocks, or dependency=None"
                 )
             curvature = yield Curvature(roles.weights, tuple(edges))

@@ -115,14 +115,15 @@ def refuse_unlinked(network: Network) -> None:
 
 
 def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
-    """Create a real link with the bandwidth of the experiment's network, as a collective call.
+    """Create a network link with the experiment's bandwidth (collective).
 
     Args:
         session: The training session of this rank.
         stack: The exit stack that removes the link when it closes.
 
     Returns: A mapping from IP addresses to command prefixes. Each end of the link has an IP
-        address. A command prefix starts processes at one end of the link. Empty without a network.
+        address. A command prefix starts processes at one end of the link. The mapping is empty if
+        the experiment has no network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -187,8 +188,7 @@ def train_external(
         session: The training session of this rank.
         child: The external process of this rank. The process answers the request "step", and it
             answers the request "weights" with the model's weights.
-        other_counters: Function that returns a mapping from task names to ids of other processes of
-            this rank.
+        other_counters: Function that returns the ids of further processes of a rank.
         restart: Function that restarts processes that have ended; it is called repeatedly.
         networks: The command prefix of each network namespace of the external processes. If empty,
             the processes use the network of this rank.
@@ -215,8 +215,8 @@ def train_external(
         try:
             return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # A request may fail because another process has ended. After a wait, `restart` detects
-            # the ended process and raises a more informative error.
+            # A request may fail because another process has ended. After a wait, the function
+            # `restart` reports the ended process.
             clock.sleep(DETECTION_SECONDS)
             restart()
             raise
@@ -263,8 +263,8 @@ class ExternalFramework(Strategy):
     weights and the batch rows. The new process of a worker runs in a separate Python installation.
     `labkit frameworks setup NAME` creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`,
     `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names an existing Python installation. Worker r
-    of k has \(n_r\) of the n rows of a batch. Worker r multiplies its loss by \(k n_r / n\). The
-    framework averages the gradients of all workers:
+    of k has \(n_r\) of the n rows of a batch. The loss of each worker is weighted by the worker's
+    number of rows. The framework averages the gradients of all workers:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
@@ -280,8 +280,8 @@ class ExternalFramework(Strategy):
             "jax": Keras on JAX, one process per device, with `keras.distribution.DataParallel`.
         trusted_network: Whether the processes may listen on every network interface of this
             machine. The connections have no encryption and no key. If True, anyone on the network
-            can read and change the training. If False, the processes run in a private network
-            namespace; if that is impossible, training raises an error.
+            can read and change the training. If False, training requires a private network
+            namespace for the processes.
 
     Raises:
         InvalidInput: The framework is not installed; the message has the command that installs it.

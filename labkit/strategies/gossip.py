@@ -149,7 +149,7 @@ def _count(roles: Roles, number: int, mark: Any) -> Program:
         ends = wants or granted >= total
         granted, workers = granted + (not ends), workers - ends
         # The counter treats each worker's most recently requested step as not yet complete. The
-        # counter's last reply to a worker reports that all epochs are complete.
+        # step counter's last message to a worker reports the end of training.
         epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
         yield Send(
             request.source, Message(number, version=max(epochs, 0), ends=ends), answers=request
@@ -294,7 +294,7 @@ class Gossip(Replicas):
         return [*pairs, *(pair[::-1] for pair in pairs)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""Return the spectral gap 1 - |λ₂|; each step multiplies weight differences by |λ₂|.
+        r"""Return the spectral gap of the matrix by which workers mix their weights.
 
         A larger gap means that weights become equal faster. The mixing matrix P may change from
         step to step. The gap of an average step is then \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top

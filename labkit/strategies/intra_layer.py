@@ -269,8 +269,8 @@ def collect(session: Session, share: Share, part_name: str) -> None:
 class TensorParallel(IntraLayer):
     r"""Tensor parallelism: each of k ranks stores some units of each layer and reads all samples.
 
-    Two consecutive Dense layers compute \(y = \sum_i f(x A_i) B_i\). Matrix A is cut by its
-    outputs, and matrix B by its inputs. In the forward pass, a pair of cut Dense layers needs one
+    Two consecutive Dense layers compute \(y = \sum_i f(x A_i) B_i\). The slices divide the columns
+    of matrix A and the rows of matrix B. In the forward pass, a pair of cut Dense layers needs one
     allreduce. In the backward pass, the pair of layers also needs one allreduce. Pairs of Conv2D
     layers are cut by channels. Pooling layers may be between the two Conv2D layers of a pair. Batch
     normalisation between the two layers of a pair is cut by the same channels or units. Attention
@@ -281,10 +281,10 @@ class TensorParallel(IntraLayer):
 
     labkit cuts no other types of layers, such as depthwise, separable and grouped convolutions.
     labkit also cuts no layer with a regularizer or constraint. Every slice stores each uncut layer
-    as a whole. Every slice stores whole attention layers with score dropout or masked inputs. Every
-    slice also stores whole layers with fewer units than slices. For each layer, `run.layers` lists
-    how the layer is cut and the bytes that it sends. Several replicas divide each batch and average
-    the gradients of each slice.
+    as a whole. Attention layers with dropout or masked inputs are not cut. Every slice also stores
+    whole layers with fewer units than slices. For each layer, `run.layers` lists how the layer is
+    cut and the bytes that it sends. Several replicas divide each batch and average the gradients of
+    each slice.
 
     Args:
         tensor_parallel_size: The number of ranks of one replica. If `tensor_parallel_size` is None,

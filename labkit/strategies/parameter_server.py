@@ -50,17 +50,17 @@ class ParameterServer(Servers):
         placement: How tensors are assigned to servers. "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
-            "one_sided": the sender puts messages into a memory window of the receiver, which need
-            not take part. "one_sided_dynamic": messages stay in the memory of the sender. The
-            sender announces an offset, and the receiver reads at the offset. On the virtual clock,
-            the simulation of all three transports is the same: messages flow over links.
+            "one_sided": the sender writes messages into the memory of the receiver.
+            "one_sided_dynamic": messages stay in the memory of the sender. The sender announces an
+            offset, and the receiver reads at the offset. On the virtual clock, the simulation of
+            all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate. If `optimizer` is None, the servers use the experiment's optimizer.
         backup_workers: The number c of gradients per step for which a synchronous update does not
             wait.
-        compressor: The compressor of gradients, and of weights as differences from the worker's
-            current weights. A compressor is a name in `labkit.compression.COMPRESSORS`, or an
-            object of a named class. The default None means no compression.
+        compressor: The method that compresses gradients and changes of weights. A compressor is a
+            name in `labkit.compression.COMPRESSORS`, or an object of a named class. The default
+            None means no compression.
         stages: The number of pipeline stages into which the model of each worker is cut; default:
             1. Exactly one tensor passes between two neighbouring stages. The cuts are chosen so
             that the largest stage has as few parameters as possible. Each stage pushes the

@@ -74,8 +74,8 @@ class Pipeline(Staged):
     that read it. Masks and gradients also go directly from stage to stage. All ranks read the
     inputs, and the last stage collects the outputs. The model is cut at places where only a single
     tensor passes. If a single tensor passes at too few places of the model, cuts are made after any
-    layer. If several calls of layers share weights, these calls belong to one stage. Masked,
-    weighted and summed losses have the same gradient as in one process. The gradient of a masked,
+    layer. If several calls of layers share weights, these calls belong to one stage. A pipeline
+    computes the same gradient as one process, even for masked losses. The gradient of a masked,
     weighted or summed loss is \(g = \sum_i \frac{D_i}{D} g_i\). Keras divides the loss of
     micro-batch i by \(D_i\), and \(D = \sum_i D_i\).
 
@@ -311,9 +311,9 @@ class DelayedGradients(Staged):
     computed the error gradient in iteration t - 1. The error gradient belongs to the batch of
     iteration \(j = t - K + k\). Module k then updates its weights by the following rule:
 
-    \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
+    \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\).
 
-    where the gradient is computed at the weights of iteration j. In each iteration, the module
+    The gradient is computed at the weights of iteration j. In each iteration, the module
     stores its weights and its activations. The gradients of the last module have no delay. The
     gradients of the first module have a delay of K - 1 iterations. A module uses its initial
     weights until it receives its first error gradient.

@@ -35,7 +35,7 @@ class PipelineRank:
         stages: Mapping from each stage number of this rank to the object that trains the stage.
         sliced: Those stages of this rank whose layers are divided into slices.
         parts: The models of all stages, before they are divided into slices.
-        edges: The index of the first block of each stage, then the number of all blocks.
+        edges: The boundaries of the stages, as block numbers.
         ledger: The counter of the memory that the stages on this rank use.
         all_weights: The manager of the whole model's weights. The manager gathers the weights on
             this rank, or frees the weights that other ranks store.
@@ -216,13 +216,13 @@ def stage_predictor(
     local_models: Mapping[int, keras.Model],
     sliced: Sequence[Sliced],
 ) -> Predictor:
-    """Return a predictor through all stages; results go to the first slice of the last stage.
+    """Return a function that predicts with all stages of a pipeline.
 
     Args:
         lane: The communicator of the ranks of all stages, in order.
         parts: The models of all stages, before they are divided into slices.
         local_models: Mapping from stage numbers to the models that this rank computes.
-        sliced: Those models of this rank whose layers are divided into slices.
+        sliced: The models of this rank that share layers with other ranks.
     """
     from labkit.model_parallel.stages import Inference, StageMessages
 

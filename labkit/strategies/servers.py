@@ -104,7 +104,7 @@ class Servers(Strategy):
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Return the place in the taxonomy; a divided model makes the parallelism hybrid."""
+        """Return the strategy's place in the taxonomy of training methods."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
@@ -209,7 +209,7 @@ class Servers(Strategy):
             one_sided = f"transport={self.transport!r}"
             option = "a compressor" if self.transport == "two_sided" else one_sided
             raise InvalidInput(
-                f"{cut} does not support {option}, which needs the weights of whole workers; "
+                f"{cut} does not support {option}, because each worker's weights are divided; "
                 f"remove it, or {whole}"
             )
 
@@ -250,7 +250,7 @@ class Servers(Strategy):
         return 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether each update waits for all workers, so that communication repeats."""
+        """Return whether the communication of the workers repeats."""
         workers = experiment.workers
         return self.cell(workers).synchronization == "synchronous" and not self.tolerated_failures(
             workers
@@ -374,7 +374,7 @@ def fetch_weights(
 def aggregate(
     roles: Roles, number: int, mark: Any, channels: Sequence[CodecChannel], backups: int = 0
 ) -> Program:
-    """Return the program of a server that updates after the pushes of all but `backups` workers."""
+    """Return the program of a server that need not wait for the slowest workers."""
     weights, total = roles.part(number).take(roles.weights), roles.steps * roles.epochs
     clock, last, pending, finished = 0, False, list[Message](), 0
     if mark is not None:

@@ -43,8 +43,8 @@ class Stale(Servers):
             "momentum", the learning rate is multiplied by \((1-\mu')/(1-\mu)\).
             "delay_compensated": the gradient g becomes \(g + \lambda\, g \odot g \odot (w -
             w_{then})\). The gradient g was computed at the weights \(w_{then}\).
-            "delay_compensated" adds a first-order Taylor term to the gradient. The diagonal of the
-            gradients' outer product replaces the Hessian in the Taylor term.
+            "delay_compensated" adds a first-order Taylor term to the gradient. The elementwise
+            square of the gradient approximates the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950 (learning rates). S.

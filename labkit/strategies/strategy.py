@@ -53,8 +53,7 @@ Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
 # A `Step` is a function that trains on a batch (x, y, and sample weights or None). A step function
 # returns the loss, or None on ranks that do not know the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# A `Watcher` is a function of a bucket's number, layers and compression statistics (see
-# `labkit.exchange.Exchange`).
+# A `Watcher` is a function that receives the compression statistics of a gradient bucket.
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
 
@@ -202,7 +201,7 @@ class Session(Protocol):
         layers: For strategies that divide layers, one `LayerRow` per layer for the run's record.
         partition: How the model was cut into stages, for the run's record.
         memory: The memory use of this rank for the run's record, if the strategy cuts the model.
-        exchanged: The traffic between processes of another framework, for the run's record. If
+        exchanged: Traffic of another framework such as PyTorch, for the run's record. If
             `exchanged` is None, the strategy uses no other framework.
         guard: The object that checks gradients before the exchange, or None for no check.
     """
@@ -302,7 +301,7 @@ class ProgramStrategy(Protocol):
         """Return each server's part of weights with the given shapes; empty without servers."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """Return the ranks of workers, servers, and workers' additional stages or machines."""
+        """Return the rank that runs each process."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Return the program of one process, from its start or from the restart point `mark`."""
@@ -329,10 +328,10 @@ class Strategy(Checked):
             the strategy.
 
     The attributes for architecture, synchronization, parallelism and scheduling contain names from
-    `labkit.strategies.AXES`. The first name of a taxonomy attribute is valid for the default values
-    of all fields. Later names of a taxonomy attribute are valid for other values of fields. Some
-    later names are valid for other numbers of workers. The method `cell` returns the names that are
-    valid for given fields and workers.
+    `labkit.strategies.AXES`. The first name in each attribute describes the strategy with default
+    settings. Later names of a taxonomy attribute are valid for other values of fields. Some later
+    names are valid for other numbers of workers. The method `cell` returns the names that are valid
+    for given fields and workers.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -372,7 +371,7 @@ class Strategy(Checked):
 
     @classmethod
     def cells(cls) -> list[Cell]:
-        """Return all places in the taxonomy that fit; the first belongs to the default fields."""
+        """Return all combinations of taxonomy names that the strategy supports."""
         places = (
             *(cls.architecture, cls.synchronization, cls.parallelism),
             *(cls.compression(), cls.scheduling),
@@ -380,7 +379,7 @@ class Strategy(Checked):
         return [cell for cell in map(Cell._make, product(*places)) if cls.supports(cell)]
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's place in the taxonomy for its fields and a number of workers."""
+        """Return the place of the strategy in the taxonomy of methods."""
         compressor: Compressor | None = getattr(self, "compressor", None)
         return Cell(
             self.architecture[0],
@@ -441,7 +440,7 @@ class Strategy(Checked):
         return 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of ranks that exist in addition to the workers' ranks."""
+        """Return the number of ranks minus the number of workers."""
         return 0
 
     def processes(self, workers: int) -> int:

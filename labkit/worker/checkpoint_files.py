@@ -115,8 +115,8 @@ class CheckpointWriter:
     def _write(self, copied: StateCopy) -> None:
         try:
             rank, owner = self._communicator.rank, self._context.owner or {}
-            # The ranks of a killed owner may still write the same step. The folder's name therefore
-            # contains the process id of the run's owner.
+            # If the run's owner is killed, the old ranks may still write a checkpoint. The folder's
+            # name therefore contains the process id of the run's owner.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._context.folder) / half
             make_folder(folder, Path(self._context.folder).parent)
@@ -133,9 +133,8 @@ class CheckpointWriter:
         polls = 0
         while not all(path.exists() for path in sums):
             polls += 1
-            # A process that resumes the run removes unpublished checkpoint files. Without the check
-            # of the run's owner, the loop could wait forever. Another process may have removed the
-            # files for which the loop waits.
+            # A process that resumes the run removes unpublished checkpoint files. The loop ends if
+            # another process now owns the run. Another process may have removed the awaited files.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return
@@ -303,8 +302,8 @@ class StateRestorer:
 
         Residuals are sent in later steps, where they become part of a mean over the ranks. If n
         ranks resume the training of m ranks, the residuals are scaled. The new residuals must add
-        up to n/m times the sum of the old residuals. The factor n/m keeps the mean of the residuals
-        over the ranks unchanged, so no gradient is lost.
+        up to n/m times the sum of the old residuals. Scaled residuals have the same mean over the
+        ranks, so no gradient is lost.
         """
         experiment = self._manifest["experiment"]
         arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]

@@ -353,7 +353,7 @@ class ComputeBackend:
             local = self._epochs.pop(epoch), self._ended.get(epoch, 0.0)
             gathered = session.communicator.allgather(local, "the weights of an epoch")
             parts = _merged(weights for weights, _ in gathered)
-            # The condition is false if training ended before the end of the epoch.
+            # Training may have ended during the epoch.
             if len(parts) == self._holders:
                 self._ended[epoch] = max(now for _, now in gathered)
                 self._evaluate(epoch, parts)

@@ -22,7 +22,7 @@ class DeviceRequest(Checked):
 
     Args:
         devices: Number of logical CPU devices, from 2 to 8; they share the cores of this machine.
-        widths: For each tower, the number of units of every one of its layers.
+        widths: For each tower, the number of units per layer.
         depth: Number of layers of each tower.
         features: Number of input features per sample.
         classes: Number of classes of the softmax output.

@@ -87,11 +87,10 @@ def verify(experiment: Experiment, communicator: Communicator, source: DataSourc
     gradients.
 
     The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). If a model
-    uses float32 weights in spite of the float64 policy, the tolerance is \(10^{-4} \max|w|\). The
-    check replaces large batches by smaller batches that leave the same remainders; see
-    `labkit.worker.reference`. All ranks of the communicator call `verify` together, and receive the
-    same verdict. The verdict of the check is cached for later runs. The weights from training in
-    one process are cached too; all strategies on the same batches use them.
+    uses float32 weights in spite of the float64 policy, the tolerance is \(10^{-4} \max|w|\). To
+    save time, the check makes large batches smaller; see `labkit.worker.reference`. All ranks of
+    the communicator call `verify` together, and receive the same verdict. The verdict of the check
+    is cached for later runs. The weights from training in one process are also cached.
 
     Args:
         experiment: Experiment whose strategy is verified.

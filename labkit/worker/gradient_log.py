@@ -58,11 +58,11 @@ class Audit:
     r"""Verify each bucket of a compressed gradient exchange by two conservation laws.
 
     The conservation law of the residual holds on each rank after every step. The residual is the
-    sum of gradients minus the sum of values sent. The residual after T steps is \(e_T = \sum_t g_t
-    - \sum_t s_t\) (see `ExpectedResidual`). For DGC (deep gradient compression), the velocities
+    sum of gradients minus the sum of values sent. The class `ExpectedResidual` computes the
+    expected residual. For DGC (deep gradient compression), the velocities
     obey a law of the same form. The conservation law of the mean gradients holds over all ranks
-    together. Each rank adds up the values that it sends. The mean of the ranks' sums equals the sum
-    of the mean gradients. In symbols, the law is \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat
+    together. Each rank adds up the values that it sends. On average over ranks, the sent values add
+    up to the mean gradients. In symbols, the law is \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat
     g_t\).
 
     Each of the two conservation laws holds up to rounding errors. For mean gradients, the audit
@@ -294,8 +294,7 @@ class ExchangeInputLog(Hook):
                 "handed": record.given[elements_of_layer],
                 "mean": record.mean[elements_of_layer],
             }
-            # If an exchange schedule bypasses the recording hook, no gradient from backpropagation
-            # is recorded.
+            # Some exchange schedules record no gradients from backpropagation.
             if slot.variable in self._step_gradients:
                 gradient = self._step_gradients[slot.variable][0][elements]
                 books["brought"] = share * gradient if rows else np.zeros(len(gradient))

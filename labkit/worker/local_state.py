@@ -53,7 +53,7 @@ def _weights(state: TrainingState) -> Iterator[LocalVariable]:
 
 
 def _slots(state: TrainingState) -> Iterator[LocalVariable]:
-    """Yield the optimizer variables, with names that refer to the whole model's variables."""
+    """Yield the variables of the rank's optimizers."""
     weights = {weight.variable.path: weight for weight in _weights(state)}
     counts: dict[str, int] = {}
     for optimizer, variables in state.optimizers:

@@ -51,7 +51,7 @@ class ReplayedStep(NamedTuple):
 
 
 def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifference | None:
-    """Train again on ranks and in one process; return where they first differ (collective).
+    """Train again, and find where the ranks differ from one process.
 
     In the first step that differs, labkit compares each operation of the ranks. The expected values
     come from one process, or from NumPy and the values of all ranks. labkit compares the gradients

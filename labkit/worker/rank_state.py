@@ -86,7 +86,7 @@ class RankState:
         self.progress = Progress(self.feed.steps)
         self.checkpoint_context: CheckpointContext | None = None
         self._training_state: TrainingState | None = None
-        # Checkpoints contain the values that the method `once` has measured.
+        # Checkpoints keep measured values, so a resumed run does not measure again.
         self.chosen: dict[str, JSON] = {}
         # The dict `checkpoints` holds the number and the cost of saved checkpoints.
         self.checkpoints: dict[str, JSON] | None = None

@@ -209,7 +209,7 @@ class Recorder(keras.callbacks.Callback, Hook):
 class StopTogether(keras.callbacks.Callback):
     """Stops all ranks if a callback stops training on one rank; this callback must run last.
 
-    All ranks stop after the same step, which is `AHEAD` steps after the request to stop.
+    All ranks stop after the same training step.
 
     Args:
         communicator: Communicator of the ranks that stop together.
@@ -248,7 +248,7 @@ class Position(NamedTuple):
 class Progress(keras.callbacks.Callback):
     """Tracks the position in a training, and the Keras metrics of an interrupted epoch.
 
-    This callback runs after the user's callbacks, so a step includes their changes.
+    The user's callbacks run before the callback `Progress`.
 
     Args:
         steps: Number of training steps per epoch. If None, an epoch lasts until the end of the

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 class Recovery(keras.callbacks.Callback):
     r"""A callback that tracks the current step, so that survivors can go on after a rank failure.
 
-    If at least one surviving rank has taken a step, all ranks count the step as taken. If all
-    survivors take over the newest state, the results remain exact. A rank changes its weights only
-    when the mean gradients of a step are complete. A mean gradient is complete only when every
-    rank, even one that fails later, has sent its gradient. All ranks that take step s have bitwise
-    equal weights afterwards, because they apply the same mean gradients. No rank takes step s+1
-    before all others have taken step s. After a failure, each survivor has completed either s or
-    s+1 steps, because no rank is further ahead. A survivor that has completed the most steps
-    broadcasts its state, so no step is applied twice. If no survivor has taken step s, all
-    survivors repeat step s with the same global batch \(B_s\). In a repeated step, the survivors
-    divide the rows of the batch again, in proportion to their shares. The part of survivor r ends
-    at row \(\lfloor |B_s| C_r \rfloor\). The symbol \(C_r\) is the sum of the shares up to r. Every
-    sample is trained once per epoch, even after a failure.
+    After a failure, a step counts as taken if any survivor has taken the step. If all survivors
+    take over the newest state, the results remain exact. A rank changes its weights only when the
+    mean gradients of a step are complete. A mean gradient is complete only when every rank, even
+    one that fails later, has sent its gradient. All ranks that take step s have bitwise equal
+    weights afterwards, because they apply the same mean gradients. No rank takes step s+1 before
+    all others have taken step s. After a failure, each survivor has completed either s or s+1
+    steps, because no rank is further ahead. A survivor that has completed the most steps broadcasts
+    its state, so no step is applied twice. If no survivor has taken step s, all survivors repeat
+    step s with the same global batch \(B_s\). In a repeated step, the survivors divide the rows of
+    the batch again, in proportion to their shares. The part of survivor r ends at row \(\lfloor
+    |B_s| C_r \rfloor\). The symbol \(C_r\) is the sum of the shares up to r. Every sample is
+    trained once per epoch, even after a failure.
 
     In an epoch with a failure, the metrics lack the rows of failed ranks. The metrics count the
     rows of a repeated step twice. Residuals and layer states of failed ranks are lost.
@@ -46,8 +46,8 @@ class Recovery(keras.callbacks.Callback):
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
-        stretches: History of the group of ranks. Each entry names ranks that trained together, and
-            their first step.
+        stretches: Parts of the training, each with a fixed group of ranks. Each entry names ranks
+            that trained together, and their first step.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class Recovery(keras.callbacks.Callback):
         If several ranks have taken the most steps, a rank that has ended the epoch provides the
         state.
 
-        Returns: The number of steps to repeat (0 or 1). The second result counts the ranks that had
-            taken fewer steps.
+        Returns: The number of steps to repeat (0 or 1). The second result is the number of ranks
+            that were behind.
         """
         progress, recorder = self._progress, self._session.recorder
         local_place = (progress.taken, progress.position.epoch)

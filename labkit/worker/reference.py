@@ -97,7 +97,7 @@ _OF_RANKS = (
 
 
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
-    """Return fewer rows for the data set and for a batch, such that the remainders stay equal.
+    """Return smaller sizes of data set and batch that reveal the same errors.
 
     Example: for 8 parts, 8,292 rows in batches of 1024 become 540 rows in batches of 64. The large
         data set has 8 full batches and one partial batch. The small data set has equally many

@@ -95,7 +95,7 @@ def replay(
     Args:
         roles: Roles of all processes: servers, workers, and the part of the weights on each server.
         events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
-        rule: Function that takes a server's number of weights and returns the server's update rule.
+        rule: Function that creates the update rule of each server.
         rate: Function from an update number (from 0) to the learning rate.
         compute_gradient: Function (worker, step, weights) that returns the worker's gradient.
         make_channel: Function (worker, server) that creates one end of their message channel.
@@ -236,7 +236,7 @@ class _Gradients:
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
-    """Return the events of a server, grouped by the update that combines their gradients."""
+    """Return the events of one server, grouped by weight update."""
     updates: dict[int, list[Event]] = {}
     for event in events:
         if event["server"] == server and event["update"] >= 0:

@@ -52,7 +52,6 @@ class TrainingSession(RankState):
         self, experiment: Experiment, communicator: Communicator, source: DataSource
     ) -> None:
         super().__init__(experiment, communicator, source)
-        # The attribute `stage` is set if the strategy runs one program per server and worker.
         self.stage: ComputeBackend | None = None
         # The attribute `recovery` is set if training can survive rank failures.
         self.recovery: Recovery | None = None
@@ -88,7 +87,7 @@ class TrainingSession(RankState):
             callbacks = [self.recovery, *callbacks]
         elif (
             self.peer_recovery is not None
-        ):  # Recovery from the memory of other ranks is impossible, because messages outlast steps.
+        ):  # Recovery from the memory of other ranks needs messages that end within a step.
             self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 

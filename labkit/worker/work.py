@@ -288,8 +288,8 @@ def main(payload: bytes) -> Any:
     A task has the entries `call`, `ranks`, `spares` and `limit`. The entry `call` holds a function
     and its arguments, pickled. The entry `spares` is the number of spare ranks, and `limit` a
     timeout. The task also has the entries `network`, `folder`, `modules`, `luggage` and
-    `environment`. The entry `stream` of a task is a folder, and `submitter` a process. With
-    `stream` and `submitter`, the function also receives `report` and `stop_asked`. The module
+    `environment`. The entry `stream` of a task is a folder, and `submitter` a process. The function
+    of a streaming task can report progress and learns of stop requests. The module
     `labkit.records.stream` explains `report` and `stop_asked`. The entry `deaths` of the task is
     the number of earlier rank failures.
 
@@ -298,8 +298,8 @@ def main(payload: bytes) -> Any:
     failure.
 
     Returns:
-        The function's result, the failed ranks, and the number of this rank. An unneeded spare rank
-        returns (None, [], None).
+        The function's result, the failed ranks, and the number of this rank. A spare rank without
+        work returns (None, [], None).
     """
     import cloudpickle
 

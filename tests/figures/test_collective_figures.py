@@ -106,7 +106,7 @@ def test_ring_and_master_send_as_much_but_the_master_alone_sends_half() -> None:
     assert master["busiest_rank"] == 7
     said = summarize_counts(counts_table(["ring", "master_worker"], [8]))
     assert "2 of 2 rows equal" in said
-    assert "1.75 n with ring, and 7 n with master_worker" in said
+    assert "1.75 buffers with ring, and 7 buffers with master_worker" in said
 
 
 def test_a_row_that_differs_is_named() -> None:

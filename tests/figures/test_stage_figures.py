@@ -344,8 +344,8 @@ def pipelines(**columns: list[Any]) -> pd.DataFrame:
     ("speedups", "said"),
     [
         ([0.9, 1.9], "no speed-up, because stages wait for each other; the last speed-up is 95%"),
-        ([1.2, 1.9], "from 1.20 to 1.90; the last speed-up is 95% of what the bubble allows"),
-        ([1.2, 1.0], "the last speed-up is 50% of what the bubble allows: unequal stages"),
+        ([1.2, 1.9], "from 1.20 to 1.90; the last speed-up is 95% of the pipeline bubble's limit"),
+        ([1.2, 1.0], "the last speed-up is 50% of the pipeline bubble's limit: unequal stages"),
     ],
 )
 def test_more_micro_batches_are_judged_by_their_speed_up(

@@ -258,7 +258,7 @@ def test_what_only_the_model_tells_is_refused_in_a_sentence(cluster: Cluster) ->
     [
         (
             {"workers": 6},
-            r"grid=\(2, 2\) has 4 machines, .* workers=6; allowed: \(1, 2\), \(2, 1\), \(2, 3\)",
+            r"grid=\(2, 2\) has 4 machines, .* workers=6 .*; allowed: \(1, 2\), \(2, 1\), \(2, 3\)",
         ),
         (
             {"strategy": SpatialParallel(grid=(1, 8)), "workers": 8},

@@ -127,9 +127,9 @@ def calibrate(
         batches: Batch sizes per rank, in samples, at which steps are measured.
         threads: Numbers of threads per rank. labkit starts new engines for each number, and
             measures with them.
-        compressors: Compressors to time in addition to the strategies' own compressors. Each is an
-            object, a name, or a mapping of fields. None selects all compressors that have defaults
-            for all fields.
+        compressors: Compressors to time in addition to the strategies' own compressors. A
+            compressor is given as an object, a name, or a mapping of fields. If the argument is
+            None, labkit times every compressor that needs no arguments.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
         keep: Whether to merge the result into the stored calibration. A stored calibration belongs
             to one machine and one set of package versions.
@@ -349,7 +349,7 @@ def measured_ways(
 
     Args:
         cluster: Cluster with enough ranks for all experiments.
-        ways: Experiments that `experiments_to_run` returns.
+        ways: Experiments to measure.
         parts: Calibration from which the duration of each run is forecast. Experiments without a
             forecast are omitted. An experiment is also omitted if one of its runs fails.
         runs: Number of runs of each experiment.
@@ -427,7 +427,7 @@ def _longer(
 
 
 def _stretch(strategy: Any, epoch: int | None) -> int:
-    """Return the steps per timed block: the strategy's averaging period, or else `STRETCH`."""
+    """Return the number of steps that labkit times together."""
     period = strategy.get("period") if isinstance(strategy, dict) else None
     steps: int = epoch or 1 if period == "epoch" else period or 1
     return steps if steps > 1 else STRETCH

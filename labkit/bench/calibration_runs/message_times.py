@@ -174,7 +174,7 @@ def wanted(
     compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
     experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Return the given compressors (None: those without required fields) and the strategies'."""
+    """Return the compressors that the calibration measures."""
     found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())

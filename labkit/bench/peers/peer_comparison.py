@@ -134,7 +134,7 @@ class PeerComparison:
 
 
 def _ours(own: Sequence[Row], case: str) -> Row | None:
-    """Return labkit's row for steps with exchange in a case, or None if the case has none."""
+    """Return labkit's own measurement of a test case, or None."""
     exchanged = [row for row in own if row["case"] == case and row.get("same_weights")]
     return next((r for r in exchanged if r["what"] == USUAL), next(iter(exchanged), None))
 

@@ -49,7 +49,7 @@ class Task(TypedDict):
 
 
 class Times(TypedDict):
-    """Median seconds per repeat for each kind of step, and median seconds added to a local step."""
+    """Median step times of a benchmark, with one value per repeat."""
 
     seconds: dict[str, list[float]]
     added: dict[str, list[float]]

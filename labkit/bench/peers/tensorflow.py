@@ -120,7 +120,7 @@ class MirroredPeer(TensorFlowPeer):
         self.version = f"TensorFlow {tf.__version__}"
 
     def compiled(self, case: ModelCase, model: BenchModel) -> Compiled:
-        """Return a step on the strategy's replica, and a function that sums over the replicas."""
+        """Return a training step, and a function that sums over the replicas."""
         import tensorflow as tf
 
         mean, total = tf.distribute.ReduceOp.MEAN, tf.distribute.ReduceOp.SUM

@@ -262,7 +262,7 @@ def start_server(number: int, addresses: list[str]) -> object:
 
 
 def serve_task(number: int, addresses: list[str]) -> None:
-    """Print this process's id, then answer each line of stdin; task 1 always answers null."""
+    """Print the process id, then answer requests from standard input."""
     server = start_server(number, addresses) if number else None
     print(os.getpid(), flush=True)
     sys.stdin.readline()

@@ -169,7 +169,7 @@ def predict(
 
     Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. Xue et al. report
     training speeds, not transfer times. Xue et al. train up to 25 times as fast as with
-    TensorFlow's gRPC. They also train up to 169 % faster than with an RPC made for RDMA.
+    TensorFlow's gRPC. Xue et al. also train faster than with an RPC library for RDMA.
     """
     link = Network.parse(network)
     # The function `Network.parse` returns None only if its argument is None.

@@ -191,9 +191,9 @@ def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Di
 def _holders(folder: Path) -> Iterator[str]:
     """Yield the processes and sweeps that use a cluster; each of them has a lease file.
 
-    The name of a lease file is the process id or the sweep that holds the lease. The locks of lease
-    files are not tested. If this process has locked a lease file, closing the file again would
-    release the lock.
+    The name of a lease file is the process id or the sweep that holds the lease. The function does
+    not check whether a lease file is locked. If this process has locked a lease file, closing the
+    file again would release the lock.
     """
     for lease in sorted((folder / "leases").glob("*")):
         pid, _, rest = lease.name.partition("-")

@@ -130,7 +130,7 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its name in an experiment, and the information in its docstring.
+    """A description of one method, such as a strategy or a compressor.
 
     Attributes:
         name: Name of the method, which is its key in the mapping of its family.
@@ -274,7 +274,7 @@ def _documents(member: Member) -> Iterator[Docstring]:
 
 
 def _papers(named: str, source: str) -> list[Paper]:
-    """Return the papers in `named` (`Chen 2016, arXiv 1604.00981; …`), or the paper in `source`."""
+    """Return the papers that describe a method."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
     # The code removes arXiv numbers, because their digits could look like a year.

@@ -181,8 +181,8 @@ def _either(places: Sequence[str]) -> str:
 TITLE = "Map of labkit's methods"
 # The constant MENUS names the axes of the strategy taxonomy that have a menu on the page.
 MENUS = ("compression", "scheduling")
-# A `_Here` dictionary describes one cell of the grid. The dictionary maps each method's name to the
-# method's entries in the cell.
+# A dictionary of the type `_Here` describes one grid cell. The dictionary maps each method's name
+# to the method's entries in the cell.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 

@@ -60,7 +60,7 @@ def bandwidth(
     Args:
         runs: Runs to compare.
         latency: Latency of the simulated links in seconds.
-        over: Least and greatest bandwidth in bytes/s.
+        over: Range of link bandwidths that the figure shows, in bytes/s.
 
     Raises:
         LabkitError: No run with several ranks has a recorded history.

@@ -133,9 +133,9 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """Return the time of two-sided messages divided by that of one-sided ones, per placement.
 
-    `low` is a lower bound of the ratio of times. `low` is the minimum two-sided time, divided by
-    the 90th percentile of one-sided times. `high` is an upper bound of the ratio of times. `high`
-    is the 90th percentile of two-sided times, divided by the minimum one-sided time.
+    `low` is a lower bound of the ratio of times. `low` divides a fast two-sided time by a slow
+    one-sided time. `high` is an upper bound of the ratio of times. `high` is the 90th percentile of
+    two-sided times, divided by the minimum one-sided time.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -427,7 +427,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """Yield findings about the latency between and inside hosts, and about times of the ring."""
+    """Yield findings about the latency of the network and the time of a ring allreduce."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "Latency",

@@ -167,11 +167,11 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     The table has one row per run, with medians over its training steps after the first 10.
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
     exchange time summed over all buckets. `exposed_ms`, \(E\) in formulas, is the time in which
-    training waits for communication; `hidden_ms` is \(C - E\). `ideal_ms` is the communication time
-    that an ideal exchange would hide. An ideal exchange sends the buckets in the best order and
-    without pauses. `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no communication
-    can be hidden. `against_sequential_ms` is the step time of the comparable run without overlap,
-    minus the step time of this run.
+    training waits for communication; `hidden_ms` is \(C - E\). The column `ideal_ms` is the time
+    that an ideal exchange would hide behind computation. An ideal exchange sends the buckets in the
+    best order and without pauses. `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no
+    communication can be hidden. The column `against_sequential_ms` is the time that overlap saves
+    per step.
 
     Raises:
         LabkitError: A run has no timeline.
@@ -298,8 +298,8 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     below = 36 + _LINE * max(map(len, names), default=0)
     details = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
-    # Stacked bars show the sum of the parts of a step. Readers can compare the sum with the
-    # measured step time (diamond).
+    # Stacked bars show the sum of the parts of a step. A diamond marks the measured step time for
+    # comparison.
     figure.update_layout(barmode="stack")
     return figure
 
@@ -347,8 +347,8 @@ def _label_lines(label: str, bars: int) -> list[str]:
     """Break a label into lines; long words are broken after brackets and underscores."""
     # Each line has room for at least nine letters, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank is inserted at each possible break of a word. The last statement of the function
-    # removes unused blanks.
+    # A blank is inserted at each possible break of a word. Blanks without a line break are removed
+    # later.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

@@ -166,7 +166,7 @@ def _winner(place: MapPoint, usual: str) -> tuple[str, float]:
 
 
 def _time(place: MapPoint, name: str) -> str:
-    """Format the time of a strategy at a map point, with its range over seeds."""
+    """Format a strategy's time and the range of times over seeds."""
     details = f"{name} {seconds_text(place.seconds[name])}"
     if place.bands is None:
         return details

@@ -177,7 +177,7 @@ def input_overhead(trace: InputTrace) -> Figure:
 
 
 def summarize_input(trace: InputTrace) -> Markdown:
-    """Summarize the cost of each kind of input; name the kind that is closest to data in memory."""
+    """Summarize the cost of each way to read input data, and name the cheapest."""
     costs = input_costs(trace)
     real = costs.drop(SYNTHETIC)
     repeats = trace.to_dataframe()["repeat"].nunique()
@@ -205,7 +205,7 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
             f"{row['idle_share']:.0%} of this time",
             f"I/O overhead {number}",
         ),
-        verdict="within noise, because the overhead of the repeats is above and below 0"
+        verdict="within noise, because repeats differ in the sign of the overhead"
         if row["overhead_low"] <= 0 <= row["overhead_high"]
         else "",
     )

@@ -304,9 +304,9 @@ def collapsed(
 
     Two nodes are merged if the first node has no other successor. Two nodes are also merged if the
     second node has no other predecessor. Other merges could create cycles in the graph. The merged
-    node has the name and kind of the node with the larger weight. The weight of the merged node is
-    the sum of both weights. The edges of the merged node have summed bytes. If no further pair can
-    be merged, more than `most` nodes remain.
+    node keeps the name and kind of the heavier node. The weight of the merged node is the sum of
+    both weights. The edges of the merged node have summed bytes. If no further pair can be merged,
+    more than `most` nodes remain.
 
     Args:
         nodes, edges: Nodes and edges of the graph, as in `layered`.

@@ -127,7 +127,7 @@ COPY = BarKind("copy between devices", INK)
 def placement_table(
     plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> pd.DataFrame:
-    """Return a row per link and placement rule, with predicted and (if any) measured step times.
+    """Return one row per link and placement rule, with predicted and measured step times.
 
     Args:
         plans: For each name of a link between devices, placements of a step's operations. All

@@ -56,8 +56,7 @@ def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
     """Return the operations as nodes with type, device and time, and the edges between them.
 
     Arguments and constants exist before the step starts. They are about half of all operations.
-    Because arguments and constants are so many, they are omitted, unless the step sends them to
-    another device.
+    The result omits arguments and constants that stay on one device.
     """
     reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [
@@ -125,8 +124,8 @@ def _with_send_receive(
 def _send_receive_nodes(graph: StepGraph) -> Iterator[DrawnNode]:
     for transfer in graph.transfers:
         details = transfer.tensor_name
-        # Send and receive nodes have an infinite weight and stay separate. The function `collapsed`
-        # merges nodes of low weight first.
+        # An infinite weight prevents the merging of send and receive nodes. The function
+        # `collapsed` merges nodes of low weight first.
         yield DrawnNode(transfer.send, "send", transfer.sender, details, math.inf)
         yield DrawnNode(transfer.receive, "receive", transfer.receiver, details, math.inf)
 
@@ -218,7 +217,7 @@ def _duration(seconds: float) -> str:
 
 
 def transfers_table(graph: StepGraph) -> pd.DataFrame:
-    """Return a row per pair of send and receive operations; tensors produced first come first.
+    """Return a table with one row per tensor that a device sends to another device.
 
     `made_ms` is the time at which the operation that produces the tensor ends. `used_ms` is the
     time at which the first operation that reads the tensor on the receiving device starts.
@@ -295,8 +294,8 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
         longest = timed.loc[timed["between_ms"].idxmax()]
         findings.append(
             Finding(
-                f"**{longest['tensor']}** has the longest time from the operation that produces "
-                f"it to the first that reads it, {longest['between_ms']:.3g} ms of copying and "
+                f"**{longest['tensor']}** is the tensor with the longest time from its creation "
+                f"to its first use: {longest['between_ms']:.3g} ms of copying and "
                 "queueing"
             )
         )
@@ -363,7 +362,7 @@ def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
 
 
 def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
-    """State for each graph whether updates may start before the last gradient, and how many do."""
+    """State how many weight updates start before the last gradient is complete."""
     findings = []
     for what, row in control_order(graphs).iterrows():
         findings.append(

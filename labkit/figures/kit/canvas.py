@@ -29,10 +29,10 @@ CLEAR = "rgba(0,0,0,0)"
 class Figure(go.Figure):
     """A figure whose notebook output contains Plotly's MIME type and the alternative text.
 
-    Plotly's default renderer writes only Plotly's MIME type, which is lost in a conversion to HTML.
-    Plotly's HTML renderers are not used, because they load MathJax from a server. The output
-    contains both Plotly's MIME type and the alternative text. JupyterLab and labkit's report draw
-    the figure from the output. Programs that cannot draw the figure show the alternative text.
+    Plotly's default output is lost when a notebook is converted to HTML. Plotly's HTML renderers
+    are not used, because they load MathJax from a server. The output contains both Plotly's MIME
+    type and the alternative text. JupyterLab and labkit's report draw the figure from the output.
+    Programs that cannot draw the figure show the alternative text.
     """
 
     # The value None makes Jupyter call `_repr_mimebundle_`.
@@ -311,8 +311,8 @@ def join_points(traces: Sequence[Trace]) -> list[Trace]:
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}
     for trace in traces:
-        # Only single points are joined into one trace. A line through points of several runs would
-        # suggest a connection between the runs.
+        # The function joins traces of one point each, but no lines. A line through points of
+        # several runs would suggest a connection between the runs.
         is_single_point = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
         meta = trace.get("meta") or {}
         # Traces with positions on alternative axes are not joined, because buttons move each trace

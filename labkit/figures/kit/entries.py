@@ -88,7 +88,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 
 
 def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """Return the parameters that distinguish the rows, and a word for each parameter value."""
+    """Return only the parameters that are necessary to distinguish the rows."""
     known = dict.fromkeys(name for row in rows for name in row)
     # The limit `_MOST_PARAMETERS` keeps names readable, and limits the time to compare parameters.
     ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]

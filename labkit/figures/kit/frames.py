@@ -17,8 +17,7 @@ Points = NDArray[np.float64]  # an array (points, 2) with the x and y of each po
 
 ACTIVE = "#0072B2"
 MILLISECONDS = 1400  # milliseconds for which the animation shows each frame
-# `CONTROLS` is the height in pixels of the buttons with the slider, `LEGEND` the height of the
-# legend.
+# The controls and the legend have fixed heights in pixels.
 CONTROLS, LEGEND = 74, 34
 BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis that users cannot zoom
 

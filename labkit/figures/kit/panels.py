@@ -38,8 +38,8 @@ class Panel:
             traces shows the text below its axis.
         always_note: Whether the note is also shown in a panel that has traces.
         x_axis, y_axis: Further Plotly settings of the axes.
-        link: Key of a group of panels. If the user zooms the x axis of one panel, the x axes of the
-            group follow.
+        link: Key of the group of panels that zoom together. If the user zooms the x axis of one
+            panel, the x axes of the group follow.
         over: Alternative x axes, with one entry per name. The `meta` of a trace contains its
             positions on these axes.
     """
@@ -123,8 +123,8 @@ def scale(values: Sequence[Value], measured: bool) -> AxisScale:
     """Return one axis position for each run's value, and the ticks of the axis.
 
     Args:
-        values: The value of each run, or None if a run has no value. A value that must not be shown
-            is also None.
+        values: The value of each run, or None if a run has no value. None also stands for a value
+            that the figure must hide.
         measured: Whether the values are results of runs. Results are placed to scale, but parameter
             values may be placed at equal distances.
     """

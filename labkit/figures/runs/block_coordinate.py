@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-# A text says "at most half" about the rounds of priority selection. Priority then needs at most
-# half of the rounds of random selection.
+# A ratio of rounds up to 0.5 is described as "at most half". Priority then needs at most half of
+# the rounds of random selection.
 _HALF = 0.5
 
 

@@ -138,7 +138,7 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def _rename_clashes(row: dict[str, Value]) -> dict[str, Value]:
-    """Rename parameters whose names equal the names of other columns."""
+    """Rename parameters that are named like another column of the table."""
     # Parameters named `state` or `equivalence` are renamed, because the table has its own columns
     # of these names.
     return {f"{k} (parameter)" if k in ("state", "equivalence") else k: v for k, v in row.items()}

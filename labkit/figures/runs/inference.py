@@ -123,7 +123,7 @@ _MEET = "spreads overlap"
 
 
 def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
-    """Return a finding: the configuration with the lowest latency for the smallest batch."""
+    """Name the configuration with the lowest latency for the smallest batch."""
     size = min(latency["batch_size"])
     group = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
     first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
@@ -286,8 +286,8 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # The text also states the size of the .keras file after gzip. The program gzip alone reduces
-    # the size of a file.
+    # The text also states the size of the .keras file after gzip. The comparison shows how much
+    # gzip saves without any other compression.
     return (
         f"{text}; for comparison, its .keras file compressed by gzip: "
         f"{bytes_text(row['keras_gzip_bytes'])}"

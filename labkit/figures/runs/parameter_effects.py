@@ -45,7 +45,7 @@ _MOST = 9  # maximum number of axes that leaves room for their labels
 # above an axis.
 _BELOW, _ABOVE = -0.055, 1.055
 _ACROSS = 125  # number of letters that fit in one line across the panel
-# The runs with the same discrete value are spread over this fraction of the value's space.
+# Lines of runs with the same value are drawn slightly apart.
 _SPREAD = 0.5
 
 Axis = tuple[str, list[Value], AxisScale]

@@ -123,7 +123,7 @@ def _rule(run: Run) -> dict[str, Any]:
 
 
 def _codec(compressor: Mapping[str, JSON] | None) -> str:
-    """Return how a compressor encodes values: `in 4 bits`, or `by` and its expression."""
+    """Describe in words how a compressor encodes values."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
@@ -406,8 +406,8 @@ def codistillation_table(
 def summarize_codistillation(table: pd.DataFrame) -> Markdown:
     """Compare a single model, codistilled models and an ensemble, for equal numbers of gradients.
 
-    Published: a codistilled model is better than a single model that more workers train
-        synchronously (Anil 2018, arXiv 1804.03235).
+    Published: codistillation beats synchronous training of one model with more workers (Anil 2018,
+        arXiv 1804.03235).
 
     Args:
         table: Result of `codistillation_table`.

@@ -186,7 +186,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Return the lines of the Pareto fronts; over seconds, one front per network and clock."""
+    """Return the lines that draw the Pareto fronts."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [group for _, group in links]

@@ -32,7 +32,7 @@ from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 
-CHANCE = 2.0  # An accuracy below this multiple of a random guess's accuracy counts as near chance.
+CHANCE = 2.0  # Accuracies close to the accuracy of a random guess count as chance.
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 OLD = 10  # A gradient counts as old if its staleness is at least this number of updates.
 

@@ -188,7 +188,7 @@ def _color_line(kind: int) -> LineStyle:
 
 
 def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
-    """Return one trace with all arrows of a colour, from sending via delivery to application."""
+    """Return all arrows of one colour as a single Plotly trace."""
     look, gap = _color_line(kind), [None] * len(group)
     workers = [f"worker {worker}" for worker in group["worker"]]
     servers = [names[server] for server in group["server"]]

@@ -345,8 +345,8 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
     seeds = int(most["seeds"])
-    # The speed-up usually has a range over several seeds. With a single seed, the range covers the
-    # steps of one run.
+    # The speed-up usually has a range over several seeds. With only one seed, the spread is
+    # measured over the steps of the run.
     ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
     low, high = (float(most[end]) for end in ends)
     over = "seeds" if seeds > 1 else "steps"

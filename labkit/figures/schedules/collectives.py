@@ -149,9 +149,9 @@ def counts_table(
     """Return one row per algorithm and rank count: message counts of the schedule and the formula.
 
     The column `volume` counts the bytes sent by all ranks together. The column `busiest_rank`
-    counts the bytes of the rank that sends most. The columns `volume` and `busiest_rank` are
-    multiples of the buffer size n. The column `equal` states whether schedule and formula give the
-    same counts for every rank.
+    counts the bytes of the rank that sends most. The columns `volume` and `busiest_rank` use the
+    buffer size as their unit. The column `equal` states whether schedule and formula give the same
+    counts for every rank.
 
     Args:
         algorithms: Names of allreduce algorithms in `labkit.schedules`.
@@ -198,8 +198,8 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
     heavy = ", ".join(largest[largest["busiest_rank"] == most]["algorithm"])
     light = ", ".join(largest[largest["busiest_rank"] == least]["algorithm"])
     findings.append(
-        f"On {largest['ranks'].iloc[0]} ranks, the busiest rank sends {least:.3g} n with {light}, "
-        f"and {most:.3g} n with {heavy}, where n is the buffer size"
+        f"On {largest['ranks'].iloc[0]} ranks, a rank sends up to {least:.3g} buffers with {light}"
+        f", and {most:.3g} buffers with {heavy}"
     )
     return sentences(map(Finding, findings))
 

@@ -56,8 +56,8 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
             that the run measured. By default, the figure shows only predicted traffic.
 
     Raises:
-        InvalidInput: The grid is larger than the smallest layer. Another cause of InvalidInput is a
-            run without byte counts of the given layers.
+        InvalidInput: The grid is larger than the smallest layer. InvalidInput also occurs for a run
+            without byte counts of the layers.
     """
     machines = grid[0] * grid[1]
     validate_grid(grid, machines, layers)
@@ -280,7 +280,7 @@ def layer_traffic(run: Run) -> Figure:
 
 
 def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return one row per layer that sends (maximum over ranks), and the names of other layers."""
+    """Return the traffic per layer, and the names of layers without traffic."""
     table = run.layers
     if table.empty:
         where = "; give the run of a single seed" if run.seeds else ""

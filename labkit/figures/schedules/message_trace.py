@@ -127,8 +127,8 @@ def _curve(start: Points, stop: Points) -> Points:
     # The curve is a quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
-    # The curve of an arrow ends before the circles of its two ranks. The arrowhead therefore does
-    # not cover the name of a rank.
+    # Each arrow ends before the circles that represent ranks. The arrowhead therefore does not
+    # cover the name of a rank.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
     visible: Points = points[clear]
     return visible

@@ -65,18 +65,17 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
     lasts from its first to its last action. The measured bubble is the median over steady steps.
     Columns with `_low` contain the 10th percentile, and columns with `_high` the 90th percentile.
     The column `bubble_simulated` comes from a simulation on the network of the run. The simulation
-    uses the measured seconds of each stage. The column `bubble_formula` assumes stages of equal
-    duration, and messages that take no time (`Table.bubble_share`). The column `schedule_ms` is the
-    measured time of a step's actions. The column `simulated_ms` is the simulated time of a step's
-    actions. The time of a step lasts from its first to its last action. The column `speedup` is the
-    baseline's step time divided by the run's step time. The columns `speedup_low` and
-    `speedup_high` are computed from the 90th and the 10th percentile of the step time. The column
-    `bound` is the greatest possible speed-up: p (1 - bubble_formula) for p stages. For GPipe with m
-    micro-batches, the bound is m p/(m + p - 1). For delayed gradients on K stages, the bound is
-    \(3/(1 + 2/K)\). The bound \(3/(1 + 2/K)\) assumes backward passes twice as long as forward
-    passes. If each stage is divided into `tensor_parallel_size` slices, the bound is multiplied by
-    the number of slices. If stages are divided into slices, the column `ranks` counts only the
-    ranks of one slice.
+    uses the measured seconds of each stage. The column `bubble_formula` is the theoretical bubble
+    for stages of equal duration. The column `schedule_ms` is the measured time of a step's actions.
+    The column `simulated_ms` is the simulated time of a step's actions. The time of a step lasts
+    from its first to its last action. The column `speedup` is the baseline's step time divided by
+    the run's step time. The columns `speedup_low` and `speedup_high` are computed from the 90th and
+    the 10th percentile of the step time. The column `bound` is the greatest speed-up that the
+    schedule allows. With m micro-batches and p stages, GPipe's greatest speed-up is m p/(m + p -
+    1). For delayed gradients on K stages, the bound is \(3/(1 + 2/K)\). The bound \(3/(1 + 2/K)\)
+    assumes backward passes twice as long as forward passes. If each stage is divided into
+    `tensor_parallel_size` slices, the bound is multiplied by the number of slices. If stages are
+    divided into slices, the column `ranks` counts only the ranks of one slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.
@@ -192,9 +191,9 @@ def _microbatch_gain(rows: pd.DataFrame) -> str:
         return details
     share = last["speedup"] / last["bound"]
     if share >= NEAR:
-        return f"{details}; the last speed-up is {share:.0%} of what the bubble allows"
+        return f"{details}; the last speed-up is {share:.0%} of the pipeline bubble's limit"
     return (
-        f"{details}; the last speed-up is {share:.0%} of what the bubble allows: unequal "
+        f"{details}; the last speed-up is {share:.0%} of the pipeline bubble's limit: unequal "
         "stages, messages, small micro-batches and shared cores explain the "
         "rest"
     )

@@ -41,7 +41,7 @@ UNITS = {
     **dict.fromkeys(("x", "×", "times"), ("plain", 1.0)),
 }
 _UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
-# The pattern `_NUMBER` excludes parts of names (`w2`, `1f1b`) and values of fields (`ratio=0.01`).
+# Digits inside names (`w2`) or field values (`ratio=0.01`) do not count as numbers.
 _NUMBER = re.compile(
     r"(?<![\w.=])(?<!\d,)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<decimals>\.\d+)?"
     rf"(?P<power>e[-+]?\d+)?(?:[ \u202f]?(?P<unit>{_UNIT})(?!\w))?(?!\w)"
@@ -54,8 +54,8 @@ _NAMED = (
 )
 
 
-# A number before a match of `_FACTOR` compares two values. Two examples are "1.5x faster" and "0.5
-# of one process".
+# The pattern `_FACTOR` finds comparisons of two values in a text. Two examples are "1.5x faster"
+# and "0.5 of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -213,7 +213,7 @@ class Evidence:
                 self._add(f"{run.path.name} arrival {name}", _averages(costs))
 
     def _tables(self, place: str, text: str) -> None:
-        """Add the columns of HTML tables from pandas, with averages over all rows and per group."""
+        """Collect the columns and averages of the tables in a notebook's output."""
         for number, table in enumerate(re.findall(r'(?s)class="dataframe">.*?</table>', text)):
             head, *rows = [_CELL.findall(row) for row in _ROW.findall(table)]
             group, labelled, entries = "", False, []

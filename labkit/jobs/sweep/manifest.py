@@ -96,13 +96,13 @@ def newest(root: Path, plan: SweepPlan) -> Path | None:
 def owned(folder: Path) -> Iterator[None]:
     """Lock a sweep's folder, so that only this process executes the sweep's notebook runs.
 
-    Forked processes of notebook runs inherit the lock on the folder. The sweep's folder stays
-    locked while any notebook run of the sweep continues. The death of the sweep's process does not
-    release the lock.
+    The processes of notebook runs also hold the lock on the folder. The sweep's folder stays locked
+    while any notebook run of the sweep continues. The death of the sweep's process does not release
+    the lock.
 
     Raises:
-        LabkitError: Another process executes the sweep, or a killed sweep's notebook run continues.
-            A folder with a link or a special file also raises LabkitError.
+        LabkitError: Another process still executes a part of the sweep. A folder with a link or a
+            special file also raises LabkitError.
     """
     # The lock applies to the sweep's folder, not to the file sweep.json. Each write replaces
     # sweep.json and would lose a lock on the file.

@@ -26,8 +26,7 @@ class ClusterPool:
 
     Each lease belongs to a slot (a place for one simultaneous notebook run) and a pair (workers,
     threads). `Cluster(workers=…)` in a notebook run finds the lease in an environment variable.
-    Simultaneous notebook runs have different slots, and therefore different clusters; later
-    notebook runs reuse the clusters.
+    Simultaneous notebook runs use separate clusters. Later notebook runs reuse the clusters.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class TracedGraph:
         self.acting = {op.name for op in graph.get_operations() if op.op_def.is_stateful}
 
     def before(self, names: Iterable[str], outside: Collection[str] = ()) -> set[str]:
-        """Return the operations `names` and all their ancestors, up to the inputs or `outside`."""
+        """Return all operations that are necessary to compute the operations `names`."""
         ancestors: set[str] = set()
         pending = [operation(name) for name in names]
         while pending:
@@ -159,8 +159,8 @@ def _without_outside_controls(
     """Return a copy of a node that has control dependencies only on operations in `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # The node attribute `_class` requests placement on the device of other operations. The
-    # extracted function may lack the operations that `_class` names.
+    # The node attribute `_class` requests placement on the device of other operations. Some
+    # operations are missing in the extracted function.
     copy.attr.pop("_class", None)
     del copy.input[:]
     copy.input.extend(
@@ -235,8 +235,7 @@ class Compiled:
         self._graph = graph = TracedGraph(trace, specs)
         # The list `forward_names` contains the operations that are traced before the backward pass.
         # Operations in `forward_names` belong to the forward pass, even if their results are
-        # unread. Operations whose results no operation reads may update statistics or advance
-        # random seeds.
+        # unread. An operation with an unread result may still update statistics.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)

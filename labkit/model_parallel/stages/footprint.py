@@ -72,7 +72,7 @@ def of_stages(
     micro-batches in flight at stage s after time slot t. The bytes \(a_s\) are the activations of
     one micro-batch at stage s. With recomputation, the activation bytes \(a_s\) count only the
     input of stage s. The remaining activations of one micro-batch are added to the maximum.
-    "versions" is the bytes of the older weight versions that `stored_versions` counts.
+    The value "versions" is the number of bytes of older weights.
 
     Args:
         models: Models of all stages of the pipeline, in order.
@@ -101,7 +101,7 @@ def of_stages(
 
 
 def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
-    """Return the maximum bytes of a module whose gradients come `modules - 1 - rank` steps late."""
+    """Return the maximum bytes of a module that trains with delayed gradients."""
     late = modules - 1 - rank
     return {
         "activations": (late + 1) * rows * activations(model),

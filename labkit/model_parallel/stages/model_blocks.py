@@ -85,7 +85,7 @@ class Blocks:
         self._graph = functional_of(model)
         self._nodes = list(_in_order(self._graph))
         # The list `ends` contains one pair per block: a number and the block's name. The number
-        # counts the layer calls up to the block's end.
+        # tells where the block ends in the list of layer calls.
         ends = (
             self._wide_cuts(self._possible_cuts())
             if wide

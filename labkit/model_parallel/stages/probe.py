@@ -91,7 +91,7 @@ def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
     # A local random generator leaves NumPy's global random state unchanged.
     random = np.random.default_rng(0)
-    # A cast to integers turns values below 1 into 0. The number 0 is a valid input of an Embedding
+    # For integer inputs, all random values become 0. The number 0 is a valid input of an Embedding
     # layer.
     return tf.cast(random.random(shape), kind)
 

@@ -246,8 +246,8 @@ class RecurrentStage(Stage):
     and time steps. The weight of a segment is therefore its fraction of the time steps.
 
     If a recurrent layer returns only its last output, later layers run only in the last segment.
-    If a layer returns only its last output, earlier segments have no stage output. A stage receives
-    no gradient for a segment without an output.
+    Some segments of a sequence have no output. A stage receives no gradient for a segment without
+    an output.
 
     TensorFlow traces segments of different lengths separately.
 

@@ -102,8 +102,8 @@ class TimeSegments(MicroBatches):
         batch: A batch with inputs (rows, steps, …). Sample weights have shape (rows, steps) or
             (rows, 1). If the model has one output per sequence, shape (rows,) is also allowed.
         count: Number of segments; their lengths differ by at most one step.
-        opened: One flag per stage, which tells whether the stage's input is a sequence. A last flag
-            tells whether the model's output is a sequence. Between stages, tensors that are not
+        opened: One flag per stage, which tells whether the stage's input is a sequence. The last
+            element of `opened` describes the model's output. Between stages, tensors that are not
             sequences are sent only for the last segment.
 
     Raises:
@@ -113,8 +113,8 @@ class TimeSegments(MicroBatches):
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
-        # Only models with one input and one output can be divided by time. The batch therefore has
-        # one input and one target.
+        # Only models with one input and one output can be divided by time. The batch has one input
+        # and one target.
         x: tf.Tensor = batch.x
         y: tf.Tensor = batch.y
         weight: tf.Tensor = batch.weight
@@ -176,12 +176,11 @@ class TimeSegments(MicroBatches):
         return None if value is None else value[:, edges]
 
 
-# The type `Loss` is a function of targets, predictions, and either sample weights or a `Weighted`
-# pair.
+# The type `Loss` is a function of targets, predictions and weights.
 Loss: TypeAlias = Callable[..., tf.Tensor]
 # The type `Targets` is a pair of targets and sample weights.
 Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"
-# The type `Given` describes nested arguments of a computation, with None for missing values.
+# The type `Given` describes arguments in nested lists; None marks a missing argument.
 Given: TypeAlias = "Rows | Sequence[Given] | None"
 # The type `Passed` contains the inputs or outputs of a model. A value of type `Passed` is one
 # tensor or a list of tensors.
@@ -198,8 +197,8 @@ class Stage:
     output is y, and the next stage sends the gradient \(\bar y\). The objective of the last stage
     is the loss. The objective of each stage also includes the losses that the stage's layers add.
     Gradients of micro-batches are summed. During the forward pass, the stage saves all tensors that
-    the backward pass reads, including weights. Because the weights are saved, the variables may
-    change between a forward pass and its backward pass.
+    the backward pass reads, including weights. The optimizer may change weights before the backward
+    pass, because the backward pass reads saved weights.
 
     The forward pass, the backward pass and its two parts are functions of one graph (see
     `Compiled`). TensorFlow traces the graph of a stage once for any number of rows.

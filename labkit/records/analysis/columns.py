@@ -175,7 +175,7 @@ def values_of(
 
 
 def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
-    """Return the error for a name that is neither a differing parameter nor a measured number."""
+    """Return the error for an unknown name of a parameter or result."""
     names = dict.fromkeys(all_names)
     return InvalidInput(
         f"no run has a differing parameter or a numeric result {name!r}"
@@ -239,8 +239,8 @@ def _results(run: Run) -> dict[str, Value]:
     return {k: v for k, v in run.metrics.items() if k not in ("epochs", "spread")}
 
 
-# The fields in `_NO_AXIS` are never axes of a table. Each table cell contains the median over the
-# values of `_NO_AXIS` fields.
+# The fields in `_NO_AXIS` are never axes of a table. Each table cell contains the median over runs
+# with different seeds or names.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
 # The constant _MIN_COVERAGE is the minimum fraction of a grid's value combinations that have runs.
 _MIN_COVERAGE = 0.75

@@ -121,7 +121,7 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
         for percentile in ("p90", "p10")
     )
     # The values in `extremes` are minimum and maximum over the seeds' median step times. The values
-    # `low` and `high` use percentiles of single steps.
+    # `low` and `high` show the variation between single steps.
     extremes = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return (
         speedup,
@@ -132,9 +132,9 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# The type `Alone` maps a key to names of one-worker runs. A key of `Alone` combines batch size,
-# work, and strategy with network. A run that sends nothing has "" as strategy and network in its
-# key. Any strategy and any network match a run that sends nothing.
+# The type `Alone` maps a key to names of one-worker runs. A key identifies runs with equal batch
+# size, work, strategy and network. A run that sends nothing has "" as strategy and network in its
+# key. A one-worker run that sends nothing is a baseline for every strategy and network.
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 

@@ -92,9 +92,9 @@ _SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return the Pareto front of the complete rows: all rows that no other row dominates.
 
-    A row that dominates another row is at least as good in all measures. A dominating row is also
-    better in at least one measure. If seconds are a measure, compared runs have the same network
-    and clock.
+    A row that dominates another row is at least as good in all measures. One row dominates another
+    row only if at least one measure is better. Times are compared only between runs with the same
+    network and clock.
     """
     complete_rows = table.dropna(subset=list(measures))
     # Columns in which smaller values are better are multiplied by -1, so that greater scores are
@@ -137,8 +137,8 @@ def compare_faults(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
 
     Goodput is the number of samples whose gradients changed the weights, per second of training
     time. The goodput is 0 if the run failed. Recovery is the time by which faults extend the
-    longest time between two applied gradients. If training continued after ranks died, recovery is
-    the recorded recovery time, without the time for tracing.
+    longest time between two applied gradients. If training survives dead ranks, labkit uses the
+    recorded recovery time.
 
     Args:
         pairs: For each name, a run without faults (undisturbed) and a run with faults (disturbed).

@@ -1,9 +1,9 @@
 """Published scaling of allreduce, reproduced by formulas from the shapes of network layers.
 
 The papers give no compute times of the networks. The formulas assume that compute time is
-proportional to the number of operations. Only the cost of the exchange is fitted. There are two
-ways to count the operations of the neural networks in Horovod's results. Because the results were
-known beforehand, the tables show both ways of counting operations.
+proportional to the number of operations. Only the cost of the exchange is fitted. The operations of
+a network can be counted in two ways. Because the results were known beforehand, the tables show
+both ways of counting operations.
 
 Bytes and operations of the layers of published networks, computed from their architectures.
 
@@ -290,7 +290,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """Return the last speed-up of each curve; keywords map names of curves to names of results."""
+    """Return the last speed-up of each published curve."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 

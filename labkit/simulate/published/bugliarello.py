@@ -120,7 +120,7 @@ def _figures(*platforms: str) -> Figures:
 
 
 def _fit(known: Figures) -> Parameters:
-    """Fit the link's bandwidth to the last result, and σ to the others by least squares.
+    """Fit the link bandwidth and the spread σ of step times to published results.
 
     The links limit the training step only in the last result.
     """
@@ -143,7 +143,7 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
 
 
 def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
-    """Return a reproduction; σ fits 2, 4 and 8 one-GPU nodes, and the bandwidth fits `at` nodes."""
+    """Return a reproduction of the published parallel efficiencies on one platform."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
     verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")

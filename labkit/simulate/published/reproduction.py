@@ -98,7 +98,7 @@ class Reproduction:
         fitted: Names of the published values that are passed to `fit`; all other values are unknown
             to `fit`.
         fit: Function from the `fitted` values to the parameters of the model.
-        marks: Source letters of single values, if they differ from `mark`.
+        marks: Letters that name the source types of single values.
         verdicts: Verdicts of single values; the default is "reproduced" with a fit, and "predicted"
             without one.
     """
