@@ -84,15 +84,15 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
 def mirrors(root: Path, module: Path) -> list[Path]:
     """Return the test files that belong to a module.
 
-    These are the test files of its package whose names begin with the module's name. If there are
-    none, they are the package's test files that contain the name of the module or of one of its
-    definitions; if there are none either, all test files of the package.
+    These are the test files of its package whose names begin with the module's name, and those that
+    contain the name of one of its definitions. If there are none, all test files of the package
+    belong to the module.
     """
     files, name = _of_room(root, module), module.stem
     named = [file for file in files if file.stem.removeprefix("test_").startswith(name)]
-    words = {name, *_public(root / module)}
-    told = [file for file in files if words & set(_words((root / file).read_text()))]
-    return named or told or files
+    words = _public(root / module)
+    told = [file for file in files if set(words) & set(_words((root / file).read_text()))]
+    return list(dict.fromkeys([*named, *told])) or files
 
 
 def _of_room(root: Path, module: Path) -> list[Path]:
