@@ -90,8 +90,8 @@ def mirrors(root: Path, module: Path) -> list[Path]:
     """
     files, name = _of_room(root, module), module.stem
     named = [file for file in files if file.stem.removeprefix("test_").startswith(name)]
-    words = _public(root / module)
-    told = [file for file in files if set(words) & set(_words((root / file).read_text()))]
+    words = set(_public(root / module))
+    told = [file for file in files if words & set(_words((root / file).read_text()))]
     return list(dict.fromkeys([*named, *told])) or files
 
 
