@@ -141,7 +141,7 @@ def met(*places: tuple[int, str]) -> list[RankInfo]:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (Start(2), r"2 ranks form 2 worlds of 1.*labkit doctor"),
+        (Start(2), r"form 2 worlds of 1.*labkit doctor"),
         (
             Start(2, launcher="slurm", nodes=2, launch_command="srun"),
             r"2 worlds of 1.*srun --mpi=list",

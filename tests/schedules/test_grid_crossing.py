@@ -217,7 +217,7 @@ def test_grids_that_fit() -> None:
     ):
         validate_grid((2, 3), 6, layers)
     with pytest.raises(
-        InvalidInput, match=r"3 machines, .* workers=4; allowed: \(1, 2\), \(1, 4\), \(2, 2\)"
+        InvalidInput, match=r"3 machines, .*workers=4 is .*; allowed: \(1, 2\), \(1, 4\), \(2, 2\)"
     ):
         validate_grid((1, 3), 4)
 

@@ -255,7 +255,7 @@ def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
     ("strategy", "why"),
     [
         (Downpour(stages=9), "stages=9 need at least one block each, but the model is a chain of"),
-        (Downpour(stages=2, compressor=TopK()), "stages=2 does not support a compressor, which"),
+        (Downpour(stages=2, compressor=TopK()), "stages=2 does not support a compressor, because"),
         (
             ParameterServer(stages=2, transport="one_sided"),
             "stages=2 does not support transport='one_sided'",
