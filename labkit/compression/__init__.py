@@ -1,4 +1,4 @@
-"""Gradient compressors: published methods that reduce the bytes sent, one file per method."""
+"""Gradient compressors: published methods that reduce the bytes sent, one module per family."""
 
 from labkit.compression.compressor import (
     COMPRESSORS,

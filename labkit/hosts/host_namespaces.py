@@ -3,7 +3,7 @@
 The namespaces of a virtual host have no name under /run/netns. The kernel removes unnamed
 namespaces when their last process ends, even by a crash.
 
-The first process of a virtual host, which sets up the host and reaps orphaned processes.
+The first process of a virtual host sets up the host and reaps orphaned processes.
 
     python -m labkit.hosts.host_namespaces SPECIFICATION
 

@@ -14,21 +14,17 @@ import sys
 import threading
 import time
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.common.canonical_json import JSON
-from labkit.common.errors import InvalidInput, gist
+from labkit.common.errors import gist
 from labkit.common.files import make_folder, open_file, read_file
 from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
-from labkit.jobs.log import RunLog, experiment, parameters_of_job
 from labkit.records import folders, store
 from labkit.records.endings import STOP_SIGNALS, End, describe_exit
-from labkit.records.executed_notebook import read_notebook
 
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
@@ -340,44 +336,15 @@ def _record_glued(job: Path) -> None:
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):
+        # The module `labkit.jobs.log` registers a function for the end of a kernel. A kernel that
+        # is forked from this process must not inherit the function.
+        from labkit.jobs.glue import write_glued_run
+
         write_glued_run(job)
 
 
 def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
-
-
-# An output of `sb.glue` contains a name and data. The MIME type of such an output begins with the
-# text in `SCRAP`.
-SCRAP = "application/scrapbook.scrap."
-# Outputs of `papermill.record` have the MIME type application/papermill.record+json.
-RECORD = "application/papermill.record+json"
-
-
-def write_glued_run(job: Path) -> None:
-    """Write a run with the values that a job's notebook recorded with scrapbook or papermill."""
-    cells = read_notebook(job / "output.ipynb")["cells"]
-    glued = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
-    if not glued:
-        return
-    log = RunLog(store.new_run_directory(job, "glued"), experiment(*parameters_of_job(job)))
-    for name, value in glued.items():
-        try:
-            log.add({name: value})
-        except InvalidInput as error:  # scrapbook also records tables, which a run cannot store
-            warnings.warn(f"a glued value is left out of the run: {error}", stacklevel=2)
-    log.end()
-
-
-def scraps(outputs: Iterator[dict[str, JSON]]) -> Iterator[tuple[str, JSON]]:
-    """Yield (name, value) of each value that scrapbook or papermill recorded in cell outputs."""
-    for output in outputs:
-        data = output.get("data")
-        for kind, payload in data.items() if isinstance(data, dict) else ():
-            if kind == RECORD and isinstance(payload, dict):
-                yield from payload.items()
-            elif kind.startswith(SCRAP) and isinstance(payload, dict):
-                yield str(payload.get("name")), payload.get("data")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.exchange.autotune import by_priority
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -234,6 +233,8 @@ class Overlap:
             urgency[bucket] = position
         # No single order of bucket exchanges is optimal in all cases, so two orders are compared.
         by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
+        from labkit.exchange.autotune import by_priority  # the import of `exchange` takes long
+
         orders = (by_ready_time, by_priority(self.ready, self.seconds, urgency))
         return min(self._exposed(self._finish(order)) for order in orders)
 

@@ -307,8 +307,7 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
     Args, raises and source: as `zero_bubble`.
     Difference from the paper: the paper undoes an optimizer step if a later check of the gradients
-    (norm or overflow) fails. In labkit, all ranks complete the check of the gradients before the
-    optimizer step.
+    fails; all ranks of labkit complete the check before the optimizer step.
     """
 
     def order(stage: int) -> Iterator[Work]:

@@ -1,4 +1,4 @@
-"""Strategies define what workers exchange, and when; each strategy has its own file."""
+"""Strategies define what workers exchange, and when; each strategy is a class."""
 
 from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.asynchronous_diloco import AsynchronousDiLoCo

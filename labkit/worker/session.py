@@ -199,7 +199,7 @@ class TrainingSession(RankState):
 
     def play(self, strategy: ProgramStrategy) -> None:
         """Train by running one program per worker and server, see
-        `labkit.worker.compute_backend`.
+        `labkit.worker.program_runner`.
         """
         from labkit.worker.program_runner import play
 

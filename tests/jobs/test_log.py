@@ -13,7 +13,7 @@ import pytest
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
-from labkit.jobs.job import scraps
+from labkit.jobs.glue import scraps
 from labkit.jobs.log import RunLog, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store

@@ -98,7 +98,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
 
     code = scripts()
     # The index template includes the HTML head of reports, so templates come from the packages
-    # `gallery` and `report`.
+    # `jobs.gallery` and `report`.
     places = [PackageLoader(f"labkit.{package}", ".") for package in ("jobs.gallery", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()
