@@ -100,6 +100,37 @@ def test_notebook_outputs_are_inert(tmp_path: Path) -> None:
         assert word not in clean
 
 
+@pytest.mark.parametrize(
+    ("evil", "clean"),
+    [
+        # Text of scripts and styles is removed even if their elements have no end.
+        ("text<script>x()", "text"),
+        ("text<style>a{}", "text"),
+        ("<svg><style><img src=x onerror=x()></style></svg>text", "text"),
+        ("<noscript><p title='</noscript><img src=x onerror=x()>'>", "&lt;p title=''&gt;"),
+        ("<img alt='src=x>y' src='http://h/a.png'>", ""),
+        ("<img src='data:text/html;base64,AA'>", ""),
+        *(
+            (f"<a href='{address}'>a</a>", '<a rel="noopener noreferrer">a</a>')
+            for address in (
+                "java\tscript:x",
+                "&#106;avascript:x",
+                "data:text/html,x",
+                "//h",
+                "f.html",
+            )
+        ),
+        *(
+            (f"<a href='{address}'>a</a>", f'<a href="{address}" rel="noopener noreferrer">a</a>')
+            for address in ("https://h/", "mailto:a@b", "#part")
+        ),
+        ("<div style='x' id='y' class='z' onclick='x()'>text</div>", '<div class="z">text</div>'),
+    ],
+)
+def test_html_of_a_notebook_keeps_text_and_safe_addresses(evil: str, clean: str) -> None:
+    assert sanitized(evil) == clean
+
+
 def test_a_figures_text_cannot_end_its_script_element(tmp_path: Path) -> None:
     bundle = {"application_vnd.plotly.v1+json": {"data": [], "layout": {"title": "</script><b>x"}}}
     job = write_job(tmp_path, [output(**bundle)])
