@@ -20,7 +20,7 @@ from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import notebook_page, report
-from labkit.report.embed import figure_html, unwrap
+from labkit.report.embed import figure_html, tables, unwrap
 from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
 
@@ -270,6 +270,13 @@ def test_plotly_keeps_its_licence_and_loses_only_the_function_around_it() -> Non
 def test_plotlys_bundle_is_of_the_form_that_is_unwrapped() -> None:
     whole = get_plotlyjs()
     assert len(whole) - 1000 < len(unwrap(whole)) < len(whole)
+
+
+def test_the_script_of_tables_is_whole_and_gives_jquery_to_the_page() -> None:
+    script, styles = tables()
+    assert "window.$=" in script
+    assert "</script" not in script.lower()
+    assert ".dtfc-" in styles
 
 
 def test_a_failed_gate_is_said_in_the_table_and_no_speed_is(tmp_path: Path) -> None:
