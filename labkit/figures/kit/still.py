@@ -180,9 +180,10 @@ def _placed(traces: Iterable[Record], mode: str) -> Iterator[Record]:
             positions, lengths = (ys, xs) if _is_horizontal(trace) else (xs, ys)
             bases = []
             for position, length in zip(positions, lengths, strict=False):
-                key = str(position), isinstance(length, Real) and length < 0
+                size = float(length) if isinstance(length, Real) else 0.0
+                key = str(position), size < 0  # negative bars are stacked below zero
                 bases.append(ends[key])
-                ends[key] += length if isinstance(length, Real) else 0.0
+                ends[key] += size
         yield {**trace, "base": bases, "offset": 0}
 
 
