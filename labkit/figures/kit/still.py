@@ -163,7 +163,7 @@ def _is_horizontal(trace: Record) -> bool:
 
 def _bases(trace: Record, count: int) -> list[Any]:
     """Return the value at which each of `count` bars begins."""
-    base = trace.get("base", 0.0)
+    base = 0.0 if trace.get("base") is None else trace["base"]
     return [base] * count if isinstance(base, Real) else values_of(base)
 
 
