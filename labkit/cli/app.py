@@ -220,6 +220,8 @@ def compare(
     tensorboard: Path | None,
 ) -> None:
     """Compare runs in a table and in a figure (HTML)."""
+    from pandas import option_context
+
     from labkit import figures
     from labkit.figures.kit.canvas import html_page
     from labkit.jobs.listing import displayed_path
@@ -227,7 +229,8 @@ def compare(
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
-    say(figures.table(runs).to_string(na_rep=""))
+    with option_context("display.unicode.east_asian_width", True):
+        say(figures.table(runs).to_string(na_rep=""))
     write_atomically(_ready(output), html_page(figures.compare(runs)))
     say(f"figure: {displayed_path(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from labkit.common.terminal import status_line
 from labkit.records.run import Run
 from labkit.records.stream import Message
 
@@ -231,7 +232,8 @@ class ProgressLine:
             return
         self._shown_at, self._shown = time.monotonic(), text + end
         lead = "" if self.end else "\r\x1b[2K"
-        print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
+        shown = text if end else status_line(text)
+        print(f"{lead}{shown}", end=end, file=sys.stderr, flush=True)
 
 
 def _text(live: ProgressView) -> str:

@@ -6,6 +6,7 @@ import codecs
 import locale
 import os
 import re
+import shutil
 import sys
 
 # A message may have at most 1,500 characters (LONGEST); most messages have a few hundred.
@@ -27,6 +28,33 @@ def one_line(text: str) -> str:
     """Return a text on one line, and replace a long text's middle by "…"."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
+
+
+def text_width(text: str) -> int:
+    """Return the number of terminal columns that a text takes; wide letters and emoji take two."""
+    if text.isascii():
+        return len(text)  # Most texts need no import of rich, which takes as long as a short list.
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def fit(text: str, width: int) -> str:
+    """Return a text that takes `width` terminal columns: filled with spaces, or cut at the end."""
+    if text.isascii():
+        return text[:width].ljust(width)
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width)
+
+
+def status_line(text: str) -> str:
+    """Return a text for a line that the next one overwrites, cut to the terminal's width.
+
+    One column stays free, because a full line would wrap. After a wrap, only the last row could be
+    erased.
+    """
+    return fit(plain(text), shutil.get_terminal_size().columns - 1).rstrip()
 
 
 def utf8_variables() -> dict[str, str]:

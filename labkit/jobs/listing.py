@@ -13,6 +13,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.files import cache_folder, fingerprint
+from labkit.common.terminal import fit, text_width
 from labkit.common.units import duration_text
 from labkit.jobs.elements import Elements
 from labkit.jobs.sweep import manifest
@@ -190,10 +191,10 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
         for title, *cells in zip(head, *rows, strict=True)
         if any(cells) or title == head[0]
     ]
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(map(text_width, column)) for column in columns]
     lines = zip(*columns, strict=True)
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  ".join(fit(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
 

@@ -11,18 +11,16 @@ import hashlib
 import html
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from labkit.common.canonical_json import JSON
-from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import MANY
 from labkit.figures.kit.sheet import Sheet
-from labkit.report.still import picture
+from labkit.figures.kit.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='
 MAX_HEIGHT = 20_000  # The page ignores a figure's height of 20,000 pixels or more.
@@ -176,19 +174,14 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """Return the script and the style sheet of DataTables; the script signals when it is loaded.
+    """Return the script (a module) and the style sheet of DataTables, from the package itables.
 
-    The script and the styles come from the offline bundle of the package itables.
+    The script is unchanged. It sets `window.$` to jQuery, whose plugin `dataTable` is DataTables.
     """
     from itables import options
 
     bundle = Path(options.dt_bundle)
-    code, _, rest = bundle.read_text().rpartition("export{")
-    match = re.match(r"[^}]*?(\w+) as default", rest)
-    if match is None:
-        raise LabkitError(f"{bundle} has an unknown format; install itables 2.9")
-    code_end = f'window.DataTable={match[1]};dispatchEvent(new Event("tables"));'
-    return code + code_end, bundle.with_suffix(".css").read_text()
+    return bundle.read_text(), bundle.with_suffix(".css").read_text()
 
 
 def unwrap(bundle: str) -> str:

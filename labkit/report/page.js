@@ -418,7 +418,7 @@
     const options = { paging: false, info: false, order: [], autoWidth: false, orderCellsTop: true,
       layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
       fixedColumns: { start: 1 }, rowGroup: { enable: false, dataSrc: () => "" } };
-    const grid = new DataTable(table, options);
+    const grid = new $.fn.dataTable(table, options);
     const cellOf = (key, name) => byKey.get(key).cells[heads.indexOf(name)]?.textContent ?? "";
     find("#filter").addEventListener("input", ({ target }) => {
       const [tests, unknown] = parseFilter(target.value, cellOf);
@@ -473,7 +473,8 @@
     dark.addEventListener("change", scheme);
     scheme();
     // Sorting is set up after the first figure, because the static table is already readable.
-    if (find("#filter")) addEventListener("tables", () => first.then(setUpTable), { once: true });
+    // DataTables is a module of this page, which the browser runs before this event.
+    if (find("#filter")) addEventListener("DOMContentLoaded", () => first.then(setUpTable));
   }
 
   // Before printing, all remaining figures are drawn. Folded parts stay folded, except the notebook's progress.

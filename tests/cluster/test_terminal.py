@@ -65,6 +65,20 @@ def test_the_line_is_rewritten_in_a_terminal_and_left_standing(
     assert text.count("\n") == 1
 
 
+def test_the_line_of_a_narrow_terminal_does_not_wrap_before_its_end(
+    live: Told, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    shown = ProgressLine(every=0.0, end="")
+    live.tell("step", *ROWS)
+    shown.draw(live)
+    shown.close(live)
+    _, drawn, last = capsys.readouterr().err.split("\r\x1b[2K")
+    assert len(drawn) == 29
+    assert last.startswith(drawn)
+    assert "rank 1 8/s" in last
+
+
 def test_a_log_gets_few_lines_but_always_the_last(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import notebook_page, report
-from labkit.report.embed import figure_html, unwrap
+from labkit.report.embed import figure_html, tables, unwrap
 from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
 
@@ -98,6 +98,37 @@ def test_notebook_outputs_are_inert(tmp_path: Path) -> None:
     assert "<p>kept</p>" in clean
     for word in ("script", "iframe", "onclick", "javascript", "form", "svg", "img", "h/", "id="):
         assert word not in clean
+
+
+@pytest.mark.parametrize(
+    ("evil", "clean"),
+    [
+        # Text of scripts and styles is removed even if their elements have no end.
+        ("text<script>x()", "text"),
+        ("text<style>a{}", "text"),
+        ("<svg><style><img src=x onerror=x()></style></svg>text", "text"),
+        ("<noscript><p title='</noscript><img src=x onerror=x()>'>", "&lt;p title=''&gt;"),
+        ("<img alt='src=x>y' src='http://h/a.png'>", ""),
+        ("<img src='data:text/html;base64,AA'>", ""),
+        *(
+            (f"<a href='{address}'>a</a>", '<a rel="noopener noreferrer">a</a>')
+            for address in (
+                "java\tscript:x",
+                "&#106;avascript:x",
+                "data:text/html,x",
+                "//h",
+                "f.html",
+            )
+        ),
+        *(
+            (f"<a href='{address}'>a</a>", f'<a href="{address}" rel="noopener noreferrer">a</a>')
+            for address in ("https://h/", "mailto:a@b", "#part")
+        ),
+        ("<div style='x' id='y' class='z' onclick='x()'>text</div>", '<div class="z">text</div>'),
+    ],
+)
+def test_html_of_a_notebook_keeps_text_and_safe_addresses(evil: str, clean: str) -> None:
+    assert sanitized(evil) == clean
 
 
 def test_a_figures_text_cannot_end_its_script_element(tmp_path: Path) -> None:
@@ -239,6 +270,13 @@ def test_plotly_keeps_its_licence_and_loses_only_the_function_around_it() -> Non
 def test_plotlys_bundle_is_of_the_form_that_is_unwrapped() -> None:
     whole = get_plotlyjs()
     assert len(whole) - 1000 < len(unwrap(whole)) < len(whole)
+
+
+def test_the_script_of_tables_is_whole_and_gives_jquery_to_the_page() -> None:
+    script, styles = tables()
+    assert "window.$=" in script
+    assert "</script" not in script.lower()
+    assert ".dtfc-" in styles
 
 
 def test_a_failed_gate_is_said_in_the_table_and_no_speed_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from html import escape, unescape
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.kit.entries import DASHES, PALETTE
+from labkit.figures.kit.entries import DASHES, PALETTE, safe_text
 from labkit.figures.kit.panels import Trace
 
 if TYPE_CHECKING:
@@ -148,10 +148,8 @@ class LiveFigure:
         if trace["type"] == "bar":
             share = [shares.get(rank, {}).get(trace["name"], 0.0) for rank in range(self.workers)]
             return trace | {"x": [100 * fraction for fraction in share]}
-        quantity, rank = trace["meta"]
-        curve = (
-            self._metrics[trace["name"]] if quantity == "metric" else self._curves[quantity, rank]
-        )
+        quantity, rank = trace["meta"]  # for a metric: its name in place of a rank
+        curve = self._metrics[rank] if quantity == "metric" else self._curves[quantity, rank]
         return trace | {"x": [*curve.x], "y": [*curve.y]}
 
 
@@ -206,8 +204,8 @@ def _metric(name: str, place: int) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "meta": ["metric", 0],
-        "name": name,
+        "meta": ["metric", name],
+        "name": safe_text(name),
         "line": {"color": color, "dash": "dot" if name.startswith("held-out") else "solid"},
         "marker": {"size": 5, "symbol": "diamond" if name.startswith("held-out") else "circle"},
         "xaxis": f"x{end}",

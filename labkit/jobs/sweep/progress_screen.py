@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self, TextIO
 
-from labkit.common.terminal import plain
+from labkit.common.terminal import plain, status_line
 from labkit.common.units import duration_text
 from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.records.endings import Terminated, interruption_text
@@ -67,12 +66,8 @@ class SweepScreen:
         parts += [f"{self.states['failed']} failed"] if self.states["failed"] else []
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
-        text = " · ".join(parts)
-        # The status line leaves one column free, because a full line would wrap. After a wrap, only
-        # the last row could be erased.
-        width = shutil.get_terminal_size().columns - 1
         self._clear()
-        print(plain(text)[:width], end="", file=self._stream, flush=True)
+        print(status_line(" · ".join(parts)), end="", file=self._stream, flush=True)
 
     def remaining_time(self, waiting: int, running: dict[str, float], abreast: int) -> str:
         """Estimate a sweep's remaining time from the mean duration of ended notebook runs.

@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from labkit.common.terminal import text_width
 from labkit.jobs.sweep.progress_screen import SweepScreen
 from labkit.jobs.sweep.sweep_plan import SweepMember
 
@@ -44,8 +45,8 @@ def test_a_terminal_shows_what_runs_and_what_is_left(monkeypatch: pytest.MonkeyP
 def test_a_narrow_terminal_never_gets_a_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     terminal = Terminal()
-    SweepScreen(3, done=0, stream=terminal).tick({"a" * 100: 1.0}, "")
-    assert len(terminal.getvalue().removeprefix("\r\x1b[2K")) < 30
+    SweepScreen(3, done=0, stream=terminal).tick({"学" * 100: 1.0}, "")
+    assert text_width(terminal.getvalue().removeprefix("\r\x1b[2K")) < 30
 
 
 def test_time_left_is_that_of_the_members_that_ended() -> None:

@@ -1,6 +1,6 @@
-"""Still pictures of figures, which browsers show if they do not run the page's scripts.
+"""Still pictures of figures, which browsers show until, or unless, Plotly draws the figures.
 
-A Plotly figure drawn as a static SVG picture, for pages that may not run scripts.
+A Plotly figure drawn as a static SVG picture, for notebooks and for pages without scripts.
 
 The picture shows lines, bands, markers, bars, heat maps and parallel coordinates as the page does.
 The page describes traces of all other types as text.
@@ -12,11 +12,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice, pairwise
+from html import escape
+from itertools import chain, groupby, islice, pairwise
+from numbers import Real
 from typing import Any
 
-from labkit.common.canonical_json import is_number
-from labkit.report.svg_axes import (
+from labkit.figures.kit.entries import INK
+from labkit.figures.kit.svg_axes import (
     LEFT,
     MAX_LABEL_LENGTH,
     Axis,
@@ -28,6 +30,7 @@ from labkit.report.svg_axes import (
     dots,
     interpolate,
     is_whole,
+    plain_text,
     rectangle,
     stroke,
     text_element,
@@ -42,7 +45,7 @@ GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
 def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) -> Iterator[str]:
-    """Yield the SVG of one trace, with lines reduced to about `most` points."""
+    """Yield the SVG of one of all traces, with lines reduced to about `most` points."""
     if trace.get("type") == "heatmap":
         yield from _cells(trace, x, y)
         return
@@ -127,8 +130,11 @@ def _step_points(pixels: Sequence[Point]) -> list[Point]:
 def _bars(
     trace: Record, all_: Sequence[Record], xs: list[Any], ys: list[Any], x: Axis, y: Axis
 ) -> Iterator[str]:
-    """Yield SVG bars that start at zero; bars of several traces at one x stand side by side."""
-    is_horizontal = trace.get("orientation") == "h"
+    """Yield SVG bars, which begin at zero or at the trace's `base`.
+
+    Bars of several traces at one place stand side by side, unless they have an `offset`.
+    """
+    is_horizontal = _is_horizontal(trace)
     (along, lengths), (across, positions) = (
         ((x, xs), (y, ys)) if is_horizontal else ((y, ys), (x, xs))
     )
@@ -137,17 +143,48 @@ def _bars(
         for position in values_of(other.get("y" if is_horizontal else "x")):
             bars_at[str(position)].append(other is trace)
     room = 0.7 * abs(across.last - across.first) / max(1, len(bars_at))
-    zero = along.at(None if along.is_log else 0.0)
-    zero = zero if math.isfinite(zero) else along.first
-    for number, (position, length) in enumerate(zip(positions, lengths, strict=False)):
-        bars = bars_at[str(position)]
+    rows = zip(positions, lengths, _bases(trace, len(lengths)), strict=False)
+    for number, (position, length, base) in enumerate(rows):
+        bars = [True] if trace.get("offset") is not None else bars_at[str(position)]
         width = min(room, 60.0) / len(bars)
         middle = across.at(position) + width * (bars.index(True) - len(bars) / 2)
-        end = along.at(length)
+        begin = along.at(None if along.is_log and not base else base)
+        begin = begin if math.isfinite(begin) else along.first
+        end = along.at(base + length if isinstance(length, Real) else length)
         if is_whole((middle, end)):
-            low, size = min(zero, end), abs(end - zero)
+            low, size = min(begin, end), abs(end - begin)
             box = (low, middle, size, width) if is_horizontal else (middle, low, width, size)
             yield rectangle(*box, color_of((trace.get("marker") or {}).get("color"), number))
+
+
+def _is_horizontal(trace: Record) -> bool:
+    return trace.get("orientation") == "h"
+
+
+def _bases(trace: Record, count: int) -> list[Any]:
+    """Return the value at which each of `count` bars begins."""
+    base = 0.0 if trace.get("base") is None else trace["base"]
+    return [base] * count if isinstance(base, Real) else values_of(base)
+
+
+def _placed(traces: Iterable[Record], mode: str) -> Iterator[Record]:
+    """Yield traces whose bars have the `base` and `offset` that Plotly's `barmode` gives them."""
+    ends: dict[tuple[str, bool], float] = defaultdict(float)
+    for trace in traces:
+        if trace.get("type") != "bar" or mode == "group":
+            yield trace
+            continue
+        xs, ys = points_of(trace)
+        bases = _bases(trace, len(ys))
+        if mode in ("stack", "relative"):
+            positions, lengths = (ys, xs) if _is_horizontal(trace) else (xs, ys)
+            bases = []
+            for position, length in zip(positions, lengths, strict=False):
+                size = float(length) if isinstance(length, Real) else 0.0
+                key = str(position), size < 0  # negative bars are stacked below zero
+                bases.append(ends[key])
+                ends[key] += size
+        yield {**trace, "base": bases, "offset": 0}
 
 
 def _cells(trace: Record, x: Axis, y: Axis) -> Iterator[str]:
@@ -190,7 +227,7 @@ def thin(points: list[Point], most: int) -> list[Point]:
     return finite if step <= 1 else [*finite[:-1:step], finite[-1]]
 
 
-# The constants WIDTH and RIGHT are the width and the right margin of a picture in pixels.
+# The constants WIDTH and RIGHT are the usual width and the right margin of a picture in pixels.
 WIDTH, RIGHT = 640.0, 12.0
 LINE = 14.0  # The constant LINE is the distance between lines of text in pixels.
 LETTER = 5.6  # The constant LETTER is the average width of a character of small text in pixels.
@@ -203,26 +240,54 @@ MAX_TRACES = 1_000
 MAX_PARTS = 20_000
 
 
-def picture(record: Record) -> str:
+def picture(record: Record, titled: bool = False) -> str:
     """Return an SVG picture of a Plotly figure, whose JSON may be untrusted.
 
     The result is "" if the figure has no supported trace or has too many elements.
+
+    Args:
+        record: JSON of a Plotly figure.
+        titled: True for a picture with the figure's own width, title and legend, whose style does
+            not depend on the page; False for a picture in a report.
     """
-    layout = record.get("layout") or {}
+    layout, data = record.get("layout") or {}, record.get("data") or []
     try:
         height = float(layout.get("height") or 450)
-        parts = list(islice(_parts(record.get("data") or [], layout, height), MAX_PARTS + 1))
+        width = float(layout["width"]) if titled else WIDTH
+        drawn = _parts(data, layout, width, height)
+        elements = chain(_heading(data, layout, width, height), drawn) if titled else drawn
+        parts = list(islice(elements, MAX_PARTS + 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         # An invalid figure by another author has no picture; the page only describes the figure as
         # text.
         return ""
     if not 0 < len(parts) <= MAX_PARTS:
         return ""
-    box = f"viewBox='0 0 {WIDTH:g} {height:g}'"
-    return f"<svg class='still' aria-hidden='true' {box}>{''.join(parts)}</svg>"
+    look = "class='still' aria-hidden='true'"
+    if titled:
+        style = f"width:100%;max-width:{width:g}px;font:11px system-ui,sans-serif;color:{INK}"
+        look = (
+            f"role='img' aria-label='{escape(plain_text(layout['title']['text']))}' style='{style}'"
+        )
+    return f"<svg {look} viewBox='0 0 {width:g} {height:g}'>{''.join(parts)}</svg>"
 
 
-def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[str]:
+def _heading(data: Sequence[Record], layout: Record, width: float, height: float) -> Iterator[str]:
+    """Yield the SVG of a figure's title and, below its panels, of its legend."""
+    yield text_element(0, 18, layout["title"]["text"], "start", "font-size='15'")
+    x, y = 0.0, height - 34
+    for trace in data:
+        if trace.get("showlegend", True):
+            needed = 40 + 7 * len(trace["name"])
+            if x + needed > width:
+                x, y = 0.0, y + 20
+            color = color_of(trace["marker" if trace.get("type") == "bar" else "line"]["color"], 0)
+            yield stroke([(x, y - 4), (x + 16, y - 4)], color, 4)
+            yield text_element(x + 21, y, trace["name"], "start", "font-size='12'")
+            x += needed
+
+
+def _parts(data: Sequence[Record], layout: Record, width: float, height: float) -> Iterator[str]:
     """Yield the SVG elements of all panels, each of which has one pair of axes with its traces."""
     if any(trace.get("type") == "parcoords" for trace in data):
         yield from _parallel(data[0], height)
@@ -236,13 +301,13 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
     pairs = sorted(drawn, key=_axes)
     most_points = max(2, MAX_POINTS // max(1, len(drawn)))
     # The set `panel_starts` contains the left ends of panels, including axis labels, in pixels.
-    panel_starts = {WIDTH}
+    panel_starts = {width}
     for (x_name, y_name), traces in groupby(pairs, key=_axes):
-        panel_traces = list(traces)
+        panel_traces = list(_placed(traces, str(layout.get("barmode") or "group")))
         x_look = layout.get(f"xaxis{x_name[1:]}") or {}
         y_look = layout.get(f"yaxis{y_name[1:]}") or {}
         (left, right), (low, high) = (look.get("domain") or (0, 1) for look in (x_look, y_look))
-        inner_width, inner_height = WIDTH - LEFT - RIGHT, height - top - below
+        inner_width, inner_height = width - LEFT - RIGHT, height - top - below
         y = Axis(
             y_look,
             _values(panel_traces, "y"),
@@ -257,14 +322,14 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
             yield from marks(trace, panel_traces, x, y, most_points)
     for note in layout.get("annotations") or []:
         if note.get("xref") == note.get("yref") == "paper" and note.get("text"):
-            x_pixel = LEFT + float(note["x"]) * (WIDTH - LEFT - RIGHT)
+            x_pixel = LEFT + float(note["x"]) * (width - LEFT - RIGHT)
             y_pixel = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
             lines = _BREAK.split(note["text"])
             # A left-aligned annotation must end before the next panel begins, so its lines are cut.
             if anchor == "start":
                 room = (
-                    min((start for start in panel_starts if start > x_pixel), default=WIDTH)
+                    min((start for start in panel_starts if start > x_pixel), default=width)
                     - x_pixel
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
@@ -324,17 +389,20 @@ def _parallel(trace: Record, height: float) -> Iterator[str]:
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:
-    """Return all values of the traces on the x or y axis, including 0 for bars."""
+    """Return all values of the traces on the x or y axis, including both ends of bars."""
     values: list[Any] = []
     for trace in traces:
         axis_values = points_of(trace)[name == "y"]
+        if trace.get("type") == "bar" and (name == "x") == _is_horizontal(trace):
+            bases = _bases(trace, len(axis_values))
+            pairs = zip(bases, axis_values, strict=False)
+            axis_values = [b + v if isinstance(v, Real) else v for b, v in pairs]
+            values += bases
         errors = values_of((trace.get(f"error_{name}") or {}).get("array"))
         pairs = zip(axis_values, errors, strict=False)
-        values += axis_values + [a + more for a, more in pairs if is_number(a) and is_number(more)]
-        is_length = trace.get("type") == "bar" and (name == "x") == (
-            trace.get("orientation") == "h"
-        )
-        values += [0] if is_length else []
+        values += axis_values + [
+            a + more for a, more in pairs if isinstance(a, Real) and isinstance(more, Real)
+        ]
     return values
 
 

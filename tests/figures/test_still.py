@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from labkit.report.still import picture
+from labkit.figures.kit.still import picture
 
 LAYOUT = {"height": 300, "margin": {"t": 10, "b": 40}}
 
@@ -95,6 +95,23 @@ def test_bars_begin_at_nothing_and_stand_beside_each_other() -> None:
     assert {float(row["y"]) + float(row["height"]) for row in rows} == {260.0}
     ends = sorted((float(row["x"]), float(row["x"]) + float(row["width"])) for row in rows)
     assert all(left <= right + 0.11 for (_, left), (right, _) in pairwise(ends))
+
+
+@pytest.mark.parametrize("mode", ["stack", "overlay"])
+def test_bars_are_stacked_or_begin_at_their_base_in_one_place(mode: str) -> None:
+    lengths, bases = ([1, 2], [3, None]), ([0, 0], [1, 2])
+    bars = [
+        {"type": "bar", "orientation": "h", "y": ["a", "b"], "x": x, "marker": {"color": color}}
+        | ({"base": np.array(base)} if mode == "overlay" else {})
+        for x, base, color in zip(lengths, bases, ("#110000", "#220000"), strict=True)
+    ]
+    rows = [each.attrib for each in drawn(*bars, barmode=mode).iter("rect")]
+    assert [row["fill"] for row in rows] == ["#110000", "#110000", "#220000"]
+    (x1, w1), (x2, w2), (x3, w3) = ((float(row["x"]), float(row["width"])) for row in rows)
+    assert (x1, w2, w3) == pytest.approx((x2, 2 * w1, 3 * w1), abs=0.2)
+    assert x3 == pytest.approx(x1 + w1, abs=0.2)
+    assert x3 + w3 < 640  # the axis ends after the last bar
+    assert rows[0]["y"] == rows[2]["y"]
 
 
 def test_a_band_lies_between_its_ends_and_cells_have_their_numbers() -> None:

@@ -64,9 +64,14 @@ def text_element(
     x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "currentColor"
 ) -> str:
     """Return an SVG text element for a text from Plotly, without its HTML tags and entities."""
-    content = escape(scrub(unescape(_TAG.sub(" ", text)).strip()), quote=False)
+    content = escape(plain_text(text), quote=False)
     position = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'"
     return f"<text {position} fill='{ink}' {more}>{content}</text>" if content else ""
+
+
+def plain_text(text: str) -> str:
+    """Return a text from Plotly without its HTML tags and entities, and without private names."""
+    return scrub(unescape(_TAG.sub(" ", text)).strip())
 
 
 def cut(text: str, most: int) -> str:
@@ -139,9 +144,11 @@ class Axis:
         if look.get("rangemode") == "tozero":
             least = min(0.0, least)
         margin = 0.5 if self.names else 0.05 * ((most - least) or abs(most) or 1.0)
-        limits = look.get("range") or (least - margin, most + margin)
+        at_zero = look.get("rangemode") == "tozero" and least == 0
+        floor = least if at_zero else least - margin
+        limits = look.get("range") or (floor, most + margin)
         # If a limit in a Plotly range is None, the data determine this limit.
-        self.low = least - margin if limits[0] is None else float(limits[0])
+        self.low = floor if limits[0] is None else float(limits[0])
         self.high = most + margin if limits[1] is None else float(limits[1])
         if look.get("autorange") == "reversed":
             self.low, self.high = self.high, self.low
