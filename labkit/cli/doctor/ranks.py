@@ -73,9 +73,9 @@ def mpiexec() -> Iterator[Diagnosis]:
     if first and (other := implementation_of(first)) != name:
         what = (
             f"path: the first mpiexec on PATH, {first} ({other}), belongs to another MPI library; "
-            "labkit does not use it, but your scripts may"
+            "labkit does not use it"
         )
-        yield Diagnosis("note", what, f"export PATH={shlex.quote(str(Path(command).parent))}:$PATH")
+        yield Diagnosis("note", what, f"start your own scripts by {command}")
 
 
 def _match(command: str, library: Library) -> str:

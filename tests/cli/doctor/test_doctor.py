@@ -59,8 +59,8 @@ def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined
     assert third.startswith("ok      cores: ")
 
 
-# Threads that import at the same time can deadlock by chance, so no module is imported while a thread
-# of the doctor runs. The threads of the pool run until the last check has ended.
+# Threads that import at the same time can deadlock by chance, so no module is imported while a
+# thread of the doctor runs. The threads of the pool run until the last check has ended.
 IMPORTS = """
 import sys
 import threading

@@ -114,4 +114,4 @@ def test_a_foreign_mpiexec_that_is_first_on_path_is_noted(
     note = list(ranks.mpiexec())[-1]
     assert note.state == "note"
     assert f"the first mpiexec on PATH, {tmp_path / 'mpiexec'} (MPICH v4.0.2)" in note.what
-    assert note.fix == f"export PATH={Path(own[0]).parent}:$PATH"
+    assert note.fix == f"start your own scripts by {own[0]}"
