@@ -338,7 +338,8 @@ class Start:
         mapping = ["--map-by", self.map_by]
         # The ranks start in the folder "/", which exists on every host. Each later call changes to
         # the caller's folder.
-        mpiexec = [*launcher.mpiexec(outlives=self.fault_tolerant), *mapping, "--wdir", "/"]
+        start = launcher.mpiexec(outlives=self.fault_tolerant, over_hosts=True)
+        mpiexec = [*start, *mapping, "--wdir", "/"]
         mpiexec += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)

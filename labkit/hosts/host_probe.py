@@ -143,22 +143,11 @@ def _last(result: subprocess.CompletedProcess[str]) -> str:
 
 def _describe_python() -> PythonInfo:
     """Return the versions of labkit and MPI that this process uses."""
-    import mpi4py
-
     import labkit
     from labkit.common.files import fingerprint
+    from labkit.communicator import mpi_library
 
-    # An MPI library reports its version even before `MPI_Init`. In some MPI libraries, `MPI_Init`
-    # fails outside of an MPI job.
-    mpi4py.rc.initialize = False
-    from mpi4py import MPI
-
-    maps = Path("/proc/self/maps")
-    loaded = [line.split()[-1] for line in maps.read_text().splitlines()] if maps.exists() else []
-    path = next((file for file in loaded if Path(file).name.startswith("libmpi.")), "")
-    return PythonInfo(
-        labkit.__version__, fingerprint(), MPI.Get_library_version().split(",")[0].strip(), path
-    )
+    return PythonInfo(labkit.__version__, fingerprint(), *mpi_library.loaded())
 
 
 if __name__ == "__main__":

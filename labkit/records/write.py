@@ -14,6 +14,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.files import make_folder, read_file, replace_file
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
+from labkit.communicator.mpi_library import implementation
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
@@ -146,7 +147,7 @@ def describe() -> dict[str, JSON]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "mpi4py": mpi4py.__version__,
-        "mpi": MPI.Get_library_version().split(",")[0].strip(),
+        "mpi": implementation(MPI.Get_library_version()),
         **({"keras_settings": changes} if (changes := keras_settings.changed()) else {}),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
     }

