@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labkit import __version__
 from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
+from labkit.cli.examples import examples
 from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
@@ -86,7 +88,7 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="labkit")
+@click.version_option(__version__, prog_name="labkit")
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
@@ -98,6 +100,7 @@ def app() -> None:
 app.add_command(bench)
 app.add_command(calibrate)
 app.add_command(container)
+app.add_command(examples)
 app.add_command(forecast)
 app.add_command(gallery)
 app.add_command(kubernetes)
@@ -237,7 +240,7 @@ def compare(
         say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        say(f"TensorBoard: uv run tensorboard --logdir {shlex.quote(str(tensorboard))}")
+        say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(tensorboard))}")
 
 
 @app.command()
