@@ -1,4 +1,4 @@
-"""Test `labkit examples`: it copies notebooks, from a checkout or a wheel, and overwrites nothing."""
+"""Test `labkit examples`: it copies notebooks from a checkout or a wheel, and keeps files."""
 
 from __future__ import annotations
 
