@@ -29,7 +29,7 @@ from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
-from labkit.common.files import keep_bytecode
+from labkit.common.files import example_files, keep_bytecode
 from labkit.common.output import output_option
 from labkit.common.renamed import name_today
 from labkit.common.terminal import one_line, restart_in_utf8, say
@@ -359,12 +359,15 @@ def methods(output: Path | None, grid: Path | None) -> None:
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
 
+    # In a folder without notebooks, the links point to the notebooks that labkit itself has.
+    folder = Path("notebooks")
+    notebooks = folder if folder.is_dir() else example_files()["tour.ipynb"].parent
     if grid is not None:
-        write_atomically(_ready(grid), map_page(Path("notebooks"), grid.parent))
+        write_atomically(_ready(grid), map_page(notebooks, grid.parent))
     if output is not None:
-        write_atomically(_ready(output), page(Path("notebooks"), output.parent))
+        write_atomically(_ready(output), page(notebooks, output.parent))
     elif grid is None:
-        say(page(Path("notebooks")), nl=False)
+        say(page(notebooks), nl=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,12 @@ def test_an_installed_labkit_copies_the_examples_of_its_wheel(
     assert examples("books").exit_code == 0
     assert Path("books/DATA.md").read_text() == "data/README.md"
     assert Path("books/tour.ipynb").read_text() == "tour.ipynb"
+
+
+def test_methods_name_notebooks_also_in_a_folder_without_notebooks() -> None:
+    printed = CliRunner().invoke(app, ["methods"]).output
+    assert "](compression.ipynb)" in printed
+    CliRunner().invoke(app, ["methods", "-o", "deep/methods.md"])
+    link = re.search(r"\]\((\S*/compression\.ipynb)\)", Path("deep/methods.md").read_text())
+    assert link is not None
+    assert Path("deep", link[1]).samefile(ROOT / "notebooks" / "compression.ipynb")
