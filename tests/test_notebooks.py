@@ -301,7 +301,7 @@ def test_compare_shows_any_set_of_runs_and_says_what_to_do_without(tmp_path: Pat
     (tmp_path / "empty").mkdir()
     job = execute(NOTEBOOKS / "compare.ipynb", {"runs": str(tmp_path / "empty")}, tmp_path)
     assert job.state == "failed"
-    assert "run a notebook first (labkit run notebooks/tour.ipynb)" in str(job.cause)
+    assert "run a notebook first (labkit run notebooks/tour.ipynb;" in str(job.cause)
 
 
 def test_the_parameters_of_pipeline_mean_what_they_mean_in_an_experiment() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import email
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import cloudpickle
 import pytest
+import yaml
 
 import labkit as lk
+from labkit.common.files import DISTRIBUTION, example_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,3 +114,51 @@ def test_what_is_imported_is_declared() -> None:
     here = {normalized(name) for names in known.values() for name in names}
     given = base | {name: number for name, number in more.items() if name in here}
     assert {name: version(name) for name in given} == given
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    [path] = folder.glob("*.whl")
+    assert path.name == f"{DISTRIBUTION.replace('-', '_')}-{lk.__version__}-py3-none-any.whl"
+    return zipfile.ZipFile(path)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_package_and_what_its_commands_copy(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if name.startswith("labkit/")}
+    tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "labkit"]
+    package = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "labkit/py.typed" in names
+    copied = {name: name for name in example_files()} | {"DATA.md": "data/README.md"}
+    examples = {f"labkit/examples/{name}" for name in copied.values()}
+    assert names == {*package.stdout.splitlines(), *examples}
+
+
+@pytest.mark.slow
+def test_a_wheel_says_whose_it_is_and_names_no_file_of_the_repository(
+    wheel: zipfile.ZipFile,
+) -> None:
+    information = f"{DISTRIBUTION.replace('-', '_')}-{lk.__version__}.dist-info"
+    licence = wheel.read(f"{information}/licenses/LICENSE").decode()
+    assert re.search(r"Copyright 20\d\d The labkit authors", licence)
+    assert "http://www.apache.org/licenses/LICENSE-2.0" in licence
+    message = email.message_from_bytes(wheel.read(f"{information}/METADATA"))
+    assert message["Name"] == DISTRIBUTION
+    assert message["Author"] == "The labkit authors"
+    assert message["License-Expression"] == "Apache-2.0"
+    assert "Typing :: Typed" in message.get_all("Classifier", [])
+    page = message.get_payload()
+    assert isinstance(page, str)
+    # On an index, a link must be an address or a heading of the page.
+    assert re.findall(r"\]\((?!https:|#)\S+\)", page) == []
+    assert page.count("**Picture:** ") == len(re.findall(r"!\[", (ROOT / "README.md").read_text()))
+
+
+def test_conda_brings_what_the_tests_want() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert {"--editable .", *groups["dev"]} == set(pip)

@@ -57,7 +57,8 @@ def measure(
     """
     if not notebook.is_file():
         raise InvalidInput(
-            f"notebook {notebook} does not exist; give the path of notebooks/tour.ipynb"
+            f"notebook {notebook} does not exist; give the path of tour.ipynb with --notebook "
+            "(labkit examples notebooks copies it)"
         )
     notebook = notebook.resolve()
     ways: Mapping[str, Callable[[Path], list[float]]] = {

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labkit import __version__
 from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
+from labkit.cli.examples import examples
 from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
@@ -27,7 +29,7 @@ from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
-from labkit.common.files import keep_bytecode
+from labkit.common.files import example_files, keep_bytecode
 from labkit.common.output import output_option
 from labkit.common.renamed import name_today
 from labkit.common.terminal import one_line, restart_in_utf8, say
@@ -86,7 +88,7 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="labkit")
+@click.version_option(__version__, prog_name="labkit")
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
@@ -98,6 +100,7 @@ def app() -> None:
 app.add_command(bench)
 app.add_command(calibrate)
 app.add_command(container)
+app.add_command(examples)
 app.add_command(forecast)
 app.add_command(gallery)
 app.add_command(kubernetes)
@@ -240,7 +243,7 @@ def compare(
         say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        say(f"TensorBoard: uv run tensorboard --logdir {shlex.quote(str(tensorboard))}")
+        say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(tensorboard))}")
 
 
 @app.command()
@@ -359,12 +362,15 @@ def methods(output: Path | None, grid: Path | None) -> None:
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
 
+    # In a folder without notebooks, the links point to the notebooks that labkit itself has.
+    folder = Path("notebooks")
+    notebooks = folder if folder.is_dir() else example_files()["tour.ipynb"].parent
     if grid is not None:
-        write_atomically(_ready(grid), map_page(Path("notebooks"), grid.parent))
+        write_atomically(_ready(grid), map_page(notebooks, grid.parent))
     if output is not None:
-        write_atomically(_ready(output), page(Path("notebooks"), output.parent))
+        write_atomically(_ready(output), page(notebooks, output.parent))
     elif grid is None:
-        say(page(Path("notebooks")), nl=False)
+        say(page(notebooks), nl=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -89,6 +89,26 @@ def peers_folder() -> Path:
     return Path(os.environ.get("LABKIT_PEERS") or data / "peers").absolute()
 
 
+# The name of labkit in a package index, where another project has the name `labkit`.
+DISTRIBUTION = "labkit-distributed"
+_PACKAGE = Path(__file__).parents[1]
+# A wheel has the example notebooks inside the package; a checkout has them in other folders.
+_EXAMPLES = _PACKAGE / "examples"
+
+
+def checkout() -> Path | None:
+    """Return the folder of labkit's source, or None if labkit was installed from a wheel."""
+    return None if _EXAMPLES.is_dir() else _PACKAGE.parent
+
+
+def example_files() -> dict[str, Path]:
+    """Return notebooks and pages for users, by the paths that `labkit examples` gives them."""
+    source = checkout()
+    notebooks, data = (source / "notebooks", source) if source else (_EXAMPLES, _EXAMPLES)
+    paths = [*sorted(notebooks.glob("*.ipynb")), notebooks / "METHODS.md", notebooks / "check.yaml"]
+    return {path.name: path for path in paths} | {"DATA.md": data / "data" / "README.md"}
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     # A container or a batch system may restrict the CPU affinity. On macOS, all cores count,
@@ -122,7 +142,7 @@ def fingerprint() -> str:
     checksum = hashlib.sha256()
     # The checksum covers the files in sorted order. The order of files in a folder listing may
     # vary.
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for file in sorted(_PACKAGE.rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit import __version__
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import fingerprint, usable_cores
@@ -55,7 +56,7 @@ def machine() -> dict[str, JSON]:
     import psutil
 
     return {
-        "labkit": version("labkit"),
+        "labkit": __version__,
         # Edited versions of labkit have the same version number, so the source's checksum
         # identifies them.
         "labkit_source": fingerprint()[:16],

@@ -18,6 +18,7 @@ from labkit import __version__
 from labkit.common import names
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.files import DISTRIBUTION, checkout
 from labkit.common.units import plural
 from labkit.jobs import cells, estimate, parameters
 from labkit.jobs.parameters import Values
@@ -32,7 +33,7 @@ IMAGE = f"labkit:{__version__}"
 # mpi-operator mounts the ssh keys with its own file modes. The ssh option StrictModes is therefore
 # off. ssh does not check host keys, because each pod has new keys.
 _TEXT = """\
-# A container image of labkit {version}. Build it in the folder of the source:
+# A container image of labkit {version}. Build it in the folder of the {origin}:
 #     podman build -t {image} -f FILE .
 # Written by `labkit container`, which does not build it.
 FROM python:{python}-slim
@@ -43,20 +44,30 @@ RUN apt-get update \\
  && echo 'StrictModes no' > /etc/ssh/sshd_config.d/labkit.conf \\
  && printf 'StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n' \\
     > /etc/ssh/ssh_config.d/labkit.conf
-RUN pip install --no-cache-dir uv
-WORKDIR /labkit
-COPY pyproject.toml README.md ./
-COPY labkit labkit
-RUN uv sync --no-dev --no-editable
-ENV PATH="/labkit/.venv/bin:$PATH"
+{install}
 WORKDIR /labkit/job
 """
+_FROM_SOURCE = """\
+RUN pip install --no-cache-dir uv
+WORKDIR /labkit
+COPY pyproject.toml README.md LICENSE ./
+COPY labkit labkit
+COPY notebooks notebooks
+COPY data/README.md data/
+RUN uv sync --no-dev --no-editable
+ENV PATH="/labkit/.venv/bin:$PATH"\
+"""
+_WHEEL = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
+_FROM_WHEEL = f"COPY {_WHEEL} /labkit/\nRUN pip install --no-cache-dir /labkit/{_WHEEL}"
 
 
 def text() -> str:
     """Return a Containerfile with this Python version, this labkit version and its dependencies."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return _TEXT.format(version=__version__, image=IMAGE, python=python)
+    origin, install = ("source", _FROM_SOURCE) if checkout() else ("wheel", _FROM_WHEEL)
+    return _TEXT.format(
+        version=__version__, image=IMAGE, python=python, origin=origin, install=install
+    )
 
 
 # Kubeflow's mpi-operator writes the host file, with one line `name slots=n` per worker pod.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from labkit import __version__
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.files import make_folder
@@ -150,7 +151,7 @@ class CheckpointWriter:
 
 def versions() -> dict[str, JSON]:
     """Return the versions of those packages that affect a saved state."""
-    return {name: importlib.metadata.version(name) for name in ("labkit", "keras", "numpy")}
+    return {"labkit": __version__, **{name: version(name) for name in ("keras", "numpy")}}
 
 
 def _sum(folder: Path, rank: int) -> Path:

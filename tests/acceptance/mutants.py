@@ -132,10 +132,13 @@ def verdict(
     """Run tests on a copy of the package, mutated or unchanged; return the result."""
     with tempfile.TemporaryDirectory(prefix="labkit-mutant-") as folder:
         place = Path(folder)
-        for name in ("labkit", "tests"):
-            shutil.copytree(root / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+        copied = [root / name for name in ("labkit", "tests", "notebooks")]
+        for source in filter(Path.is_dir, copied):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, place / source.name, ignore=ignored)
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "data/README.md"):
             if (root / name).exists():
+                (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(root / name, place / name)
         if mutant is not None:
             (place / mutant.file).write_text(mutant.source)

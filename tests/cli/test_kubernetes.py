@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
 from labkit import __version__
 from labkit.cli.app import app
+from labkit.jobs import containers
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "tests" / "notebooks" / "is_swept.ipynb"
@@ -31,6 +33,17 @@ def test_a_job_is_written_with_the_image_that_the_other_command_describes() -> N
     ]
     assert all((ROOT / word).exists() for word in copied if word not in ("COPY", "./"))
     assert "uv.lock" not in text  # git does not track this file
+
+
+def test_an_image_of_an_installed_labkit_copies_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "checkout", lambda: None)
+    lines = containers.text().splitlines()
+    wheel = f"labkit_distributed-{__version__}-py3-none-any.whl"
+    assert lines[0].endswith("Build it in the folder of the wheel:")
+    assert [line for line in lines if wheel in line] == [
+        f"COPY {wheel} /labkit/",
+        f"RUN pip install --no-cache-dir /labkit/{wheel}",
+    ]
 
 
 def test_a_parameter_that_the_notebook_does_not_have_ends_it_in_one_line() -> None:

@@ -77,7 +77,8 @@ def data() -> Iterator[Diagnosis]:
         yield Diagnosis(
             "note",
             what,
-            "on a machine without internet access: see data/README.md, or export LABKIT_DATA=…",
+            "on a machine without internet access: labkit examples notebooks  # and "
+            "store the files that notebooks/DATA.md lists, or export LABKIT_DATA=…",
         )
 
 

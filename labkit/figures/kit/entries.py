@@ -178,8 +178,8 @@ INK = "#7a7a7a"  # colour of text and lines, legible on white and on black pages
 MANY = 24  # A figure with more than this number of runs has a run picker instead of a legend.
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
-    "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
-    "folder that contains its runs (usually runs/)"
+    "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb; labkit "
+    "examples notebooks copies it), then give the folder that contains its runs (usually runs/)"
 )
 
 

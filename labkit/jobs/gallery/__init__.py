@@ -73,7 +73,7 @@ def select_notebooks(folder: Path, only: str) -> list[Path]:
     if missing or not names:
         raise InvalidInput(
             f"{folder} has no notebook {', '.join(missing) or '*.ipynb'}; its notebooks: "
-            f"{', '.join(paths) or 'none'}"
+            f"{', '.join(paths) or 'none (labkit examples notebooks copies those of labkit)'}"
         )
     return [paths[name] for name in names]
 
