@@ -17,6 +17,7 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
+from labkit.cli.docs import docs
 from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
@@ -98,6 +99,7 @@ def app() -> None:
 app.add_command(bench)
 app.add_command(calibrate)
 app.add_command(container)
+app.add_command(docs)
 app.add_command(forecast)
 app.add_command(gallery)
 app.add_command(kubernetes)
