@@ -32,12 +32,12 @@ myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure", "mystnb.unknown_mime_type"]
 
 default_role = "code"  # a name in single backticks, as docstrings write it
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints = "none"  # pydantic's annotations are long, and docstrings give types and units
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = True
 napoleon_use_rtype = False
+nitpick_ignore = [("py:exc", "RankError")]  # `labkit.cluster.RankError`, as docstrings name it
 
 html_theme = "pydata_sphinx_theme"
 html_title = "labkit"
@@ -58,6 +58,8 @@ def prepare_docstring(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
     """Replace formulas and the paragraph `Source:` of a docstring by Sphinx's markup."""
+    if what in ("property", "attribute"):  # napoleon takes words before a colon for a type
+        lines[:1] = [line.replace(": ", " – ", 1) for line in lines[:1]]
     text, mark, source = "\n".join(lines).partition("\nSource: ")
     if mark:  # one paragraph, although its lines may be indented
         source = " ".join(source.split())
