@@ -18,6 +18,7 @@ import click
 from labkit import __version__
 from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
+from labkit.cli.docs import docs
 from labkit.cli.examples import examples
 from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
@@ -100,6 +101,7 @@ def app() -> None:
 app.add_command(bench)
 app.add_command(calibrate)
 app.add_command(container)
+app.add_command(docs)
 app.add_command(examples)
 app.add_command(forecast)
 app.add_command(gallery)

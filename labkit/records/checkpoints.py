@@ -55,8 +55,8 @@ class Checkpoint(Checked):
     Args:
         every: Number of training steps between checkpoints, or a time such as "30s", "5min", "1h";
             default: 30 s. With parameter servers or a virtual clock, `every` counts the steps of
-                all workers together. If the interval is less than three training steps, some
-                checkpoints are skipped. Specify either `every` or `mtbf`, not both.
+            all workers together. If the interval is less than three training steps, some
+            checkpoints are skipped. Specify either `every` or `mtbf`, not both.
         max_to_keep: Maximum number of checkpoints on disk, of which the newest are kept; default:
             2.
         mtbf: Mean time between failures in seconds, or a text such as "6h"; default: None. The mean
