@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
+from labkit.common.imports import installed
 
 # The environment variable LABKIT_MPIEXEC may contain the path of the site's mpiexec.
 MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"
@@ -30,8 +31,9 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
         outlives: Whether ranks survive the death of other ranks, see `Communicator.shrink`.
 
     Raises:
-        LabkitError: No mpiexec exists.
+        LabkitError: No mpiexec exists, or mpi4py is not installed.
     """
+    installed("mpi4py")
     executable = _executable()
     command = [
         executable,
