@@ -47,7 +47,7 @@ RUN pip install --no-cache-dir uv
 WORKDIR /labkit
 COPY pyproject.toml README.md ./
 COPY labkit labkit
-RUN uv sync --no-dev --no-editable
+RUN uv sync --no-dev --no-editable --extra train
 ENV PATH="/labkit/.venv/bin:$PATH"
 WORKDIR /labkit/job
 """

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
 
 COLUMNS = {
-    **{"python": "Python", "versions": "packages", "tensorflow": "TensorFlow", "numpy": "NumPy"},
-    **{"passed": "passed", "failed": "failed", "install_s": "install s", "all_s": "all s"},
+    "python": "Python",
+    "versions": "packages",
+    "tensorflow": "TensorFlow",
+    "numpy": "NumPy",
+    "passed": "passed",
+    "failed": "failed",
+    "install_s": "install s",
+    "all_s": "all s",
 }
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 # TensorFlow and Keras change their private parts between versions, so each module is imported.
@@ -60,7 +66,7 @@ class Environment(NamedTuple):
         subprocess.run(["uv", "venv", "--quiet", "--python", self.python, self.folder], check=True)
         # "Newest" means today. Otherwise, uv obeys the date in `pyproject.toml`.
         today = ["--exclude-newer", datetime.now(UTC).isoformat()]
-        command = ["uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", self.folder]
+        command = ["uv", "pip", "install", "--quiet", "--python", self.folder]
         command += ["--resolution", RESOLUTIONS[self.versions], "--editable", ".[all]"]
         command += ["--group", "tests", *(today if self.versions == "newest" else [])]
         subprocess.run(command, check=True, cwd=ROOT)
@@ -85,7 +91,7 @@ def measure(pythons: Sequence[str], versions: Sequence[str], quick: bool) -> Ite
             installed = time.monotonic() - begun
             imports = environment.run("-c", IMPORTS)
             row: Row = {"bench": "matrix", "python": python, "versions": version}
-            row["tensorflow"], row["numpy"] = (imports.stdout.split() or "- -".split())[-2:]
+            row["tensorflow"], row["numpy"] = (imports.stdout.split() or ["-", "-"])[-2:]
             suites = [QUICK] if quick else [("-m", "pure"), TRAINING]
             counts = [_counts(environment.run("-m", "pytest", "-q", *suite)) for suite in suites]
             row["passed"] = sum(passed for passed, _ in counts)
@@ -97,9 +103,8 @@ def measure(pythons: Sequence[str], versions: Sequence[str], quick: bool) -> Ite
 def _counts(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
     """Return the numbers of passed and failed tests from pytest's last line."""
     say(done.stdout, nl=False, err=True)
-    numbers = {
-        word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)
-    }
+    found = re.findall(r"(\d+) (passed|failed|error)", done.stdout)
+    numbers = {word: int(number) for number, word in found}
     failed = numbers.get("failed", 0) + numbers.get("error", 0)
     return numbers.get("passed", 0), failed or int(done.returncode != 0)
 
