@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import email
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,9 +17,14 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import labkit as lk
+from labkit.common import imports
+from labkit.common.errors import LabkitError
 from labkit.common.files import DISTRIBUTION, example_files
+from labkit.common.imports import EXTRA_OF
+from tests.sample_calibrations import calibration
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,28 +70,60 @@ def test_a_function_that_names_it_travels() -> None:
     assert cloudpickle.loads(cloudpickle.dumps(work))() is lk.Experiment
 
 
-def declared() -> dict[str, str]:
-    """Return the version of each dependency by name, as package indices write names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = dict(line.split("==") for line in project["dependencies"])
-    assert list(pinned) == sorted(pinned, key=lambda name: normalized(name)), "out of order"
-    return {normalized(name): number for name, number in pinned.items()}
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+PROJECT = tomllib.loads(PYPROJECT)["project"]
+FIXED = tomllib.loads(PYPROJECT)["dependency-groups"]["fixed"]
 
 
-def extras() -> dict[str, str]:
-    """Return the versions of optional dependencies by name."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [line for some in project["optional-dependencies"].values() for line in some]
-    return {normalized(name): number for name, number in (line.split("==") for line in lines)}
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared() -> dict[str, tuple[str, Requirement]]:
+    """Return extra ("" is the core) and requirement of each dependency, without `gpu`."""
+    lists = {"": PROJECT["dependencies"]} | PROJECT["optional-dependencies"]
+    return {
+        normalized(requirement.name): (extra, requirement)
+        for extra, lines in lists.items()
+        for requirement in map(Requirement, lines)
+        if extra != "gpu" and requirement.name != PROJECT["name"]
+    }
+
+
+def test_each_dependency_has_a_floor_a_ceiling_and_a_reason() -> None:
+    names = [normalized(Requirement(line).name) for line in PROJECT["dependencies"]]
+    assert names == sorted(names)
+    for _, requirement in declared().values():
+        bounds = sorted(bound.operator for bound in requirement.specifier)
+        assert bounds == ["<", ">="], f"{requirement} has no floor or no ceiling"
+        [line] = [text for text in PYPROJECT.splitlines() if f'"{requirement.name}>=' in text]
+        assert re.search(r" # \S.{7}", line), f"{requirement} has no reason"
+
+
+def test_developers_install_one_version_of_each_dependency_which_its_range_allows() -> None:
+    fixed = {normalized(name): number for name, number in (line.split("==") for line in FIXED)}
+    assert fixed.keys() == declared().keys()
+    for name, (_, requirement) in declared().items():
+        assert requirement.specifier.contains(fixed[name]), f"{requirement} excludes {fixed[name]}"
+        assert version(name) == fixed[name]
+
+
+def test_all_is_every_extra_but_gpu_and_extras_name_the_project() -> None:
+    extras = PROJECT["optional-dependencies"]
+    named = {Requirement(line).name for lines in extras.values() for line in lines}
+    assert {name for name in named if "labkit" in name} == {PROJECT["name"]}
+    [everything] = map(Requirement, extras["all"])
+    inside = {extra for name in everything.extras for extra in (name, *_inside(extras[name]))}
+    assert inside == extras.keys() - {"all", "gpu"}
+
+
+def _inside(lines: list[str]) -> set[str]:
+    return {extra for line in lines for extra in Requirement(line).extras}
 
 
 # Debian packages simgrid for its own Python, and the others are in environments of `labkit
 # frameworks setup`.
 ELSEWHERE = {"simgrid", "torch", "horovod", "jax"}
-
-
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -101,19 +139,93 @@ def imported(path: Path) -> Iterator[str]:
         yield from packages - {"labkit"} - sys.stdlib_module_names
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_each_module_that_labkit_imports_belongs_to_the_core_or_to_a_named_extra() -> None:
     known = packages_distributions()
-    wanted = {
-        normalized(distribution): f"{path.relative_to(ROOT)} imports {package}"
-        for path in sorted((ROOT / "labkit").rglob("*.py"))
-        for package in imported(path)
-        for distribution in known.get(package, [package])
-    }
-    base, more = declared(), extras()
-    assert [why for name, why in wanted.items() if name not in base | more] == []
-    here = {normalized(name) for names in known.values() for name in names}
-    given = base | {name: number for name, number in more.items() if name in here}
-    assert {name: version(name) for name in given} == given
+    for path in sorted((ROOT / "labkit").rglob("*.py")):
+        for package in imported(path):
+            names = {normalized(name) for name in known.get(package, [package])}
+            owners = {declared()[name][0] for name in names & declared().keys()}
+            where = f"{path.relative_to(ROOT)} imports {package}"
+            assert owners == {EXTRA_OF.get(package, "")}, where
+
+
+# The core brings these with nbconvert.
+WITH_THE_CORE = {"jupyter_client", "jupyter_core", "zmq"}
+LIGHT = """
+import sys
+sys.modules.update(dict.fromkeys({absent}))
+import labkit
+from labkit.cli.app import app
+for line in sys.stdin.read().splitlines():
+    if code := app(line.split(), standalone_mode=False):
+        sys.exit(code)
+"""
+
+
+def test_the_core_lists_compares_reports_simulates_and_forecasts(tmp_path: Path) -> None:
+    absent = sorted((EXTRA_OF.keys() | {"scipy"}) - WITH_THE_CORE)
+    assert {"tensorflow", "keras", "jupyterlab", "optuna", "sklearn"} <= set(absent)
+    shutil.copytree(ROOT / "tests/records/former", tmp_path / "runs")
+    calibration().save(tmp_path / "calibration.json")
+    forecast = "mlp -p dataset digits -p batch_size 64 --calibration calibration.json"
+    commands = [
+        "ls runs",
+        "compare runs --parquet table.parquet",
+        "report runs",
+        f"report {ROOT}/notebooks/tour.ipynb -o notebook.html",
+        "simulate ring --workers 512 --bytes 1e8 --network 10GbE",
+        f"forecast {forecast} --network 10GbE --workers 1,8",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(absent=absent)],
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = {"compare.html", "table.parquet", "report.html", "notebook.html"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
+    assert "averaged-e4056525" in done.stdout
+    assert "ring, 512 ranks" in done.stdout
+    assert re.search(r"^8 .*", done.stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("run tour.ipynb", "train"),
+        ("sweep tour.ipynb workers=1,2", "train"),
+        ("lab", "lab"),
+        ("bench collectives --workers 2", "train"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_lacks(line: str, expected: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "notebooks/tour.ipynb", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(absent=["tensorflow", "jupyterlab"])],
+        input=line,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("labkit: the package ")
+    assert f"install it: uv sync --inexact --extra {expected} " in last
+    assert done.returncode == 1
+
+
+def test_an_installed_package_is_told_to_use_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr(imports, "__file__", str(tmp_path / "labkit/common/imports.py"))
+    with pytest.raises(LabkitError, match=rf'install it: pip install "{DISTRIBUTION}\[search\]"$'):
+        imports.optional("optuna")
+    with pytest.raises(LabkitError, match="the package optuna is not installed"):
+        imports.require("search")
 
 
 @pytest.fixture(scope="module")
@@ -161,4 +273,5 @@ def test_conda_brings_what_the_tests_want() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    assert {"--editable .", *groups["dev"]} == set(pip)
+    tools = [entry for entry in groups["dev"] if isinstance(entry, str)]  # versions are ranges here
+    assert {"--editable .[all]", *groups["tests"], *tools} == set(pip)

@@ -31,6 +31,7 @@ from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.files import example_files, keep_bytecode
+from labkit.common.imports import missing, require
 from labkit.common.output import output_option
 from labkit.common.renamed import name_today
 from labkit.common.terminal import one_line, restart_in_utf8, say
@@ -73,6 +74,11 @@ class OneLineErrors(click.Group):
             except LabkitError as error:
                 say(f"labkit: {one_line(str(error))}", err=True)
                 ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+            except ModuleNotFoundError as error:
+                if (reason := missing(error)) is None:
+                    raise
+                say(f"labkit: {reason}", err=True)
+                ctx.exit(1)
             except OSError as error:
                 if error.errno not in (*DISK, *PATH):
                     raise
@@ -386,6 +392,7 @@ def lab(arguments: tuple[str, ...]) -> None:
     """
     # The messages of kernels are encrypted, so that other users of this machine cannot read the
     # kernels' output.
+    require("lab")
     command = [sys.executable, "-P", "-m", "jupyterlab"]
     command.append("--KernelManager.transport_encryption=auto")
     # Templates of nbconvert contain code, so templates of an untrusted folder must not be loaded.
@@ -431,6 +438,7 @@ def _run_notebook(
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
+    require("train")
     with followed as follow, early_start.early_engines(first_cluster(notebook, values)):
         job = execute(notebook, values, root, follow, resume)
     runs = load_runs(job.path)

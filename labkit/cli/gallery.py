@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from labkit.common.imports import require
 from labkit.common.output import check_output
 from labkit.common.terminal import say
 
@@ -62,6 +63,7 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
     from labkit.jobs.listing import displayed_path
     from labkit.records.endings import terminate
 
+    require("train")
     signal.signal(signal.SIGTERM, terminate)
     notebooks = select_notebooks(folder, only)
     check_output(site / "index.html", force)

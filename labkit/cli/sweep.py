@@ -11,6 +11,7 @@ import click
 
 from labkit.cli.shared_options import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
+from labkit.common.imports import require
 from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
 
@@ -163,6 +164,9 @@ def sweep(
     if check:
         say(f"{total} members")
         return
+    require("train")
+    if plan.search:
+        require("search")
     with following(root, mlflow, tensorboard) as follow:
         if folder is None:  # The option --resume also creates a sweep if no earlier sweep exists.
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)

@@ -123,6 +123,7 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         InvalidInput: The launch options are rejected, so another attempt would fail, too.
         LabkitError: The engines of an earlier cluster do not end in time.
     """
+    imports.require("train")
     if launch_options.is_local:
         require_loopback()
     path = folder / "keeper.lock"

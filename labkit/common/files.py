@@ -127,7 +127,7 @@ def bytecode_variables() -> dict[str, str]:
     variable is returned if the installer has compiled labkit's dependencies.
     """
     chosen = sys.pycache_prefix or "PYTHONPYCACHEPREFIX" in os.environ
-    if not sys.dont_write_bytecode or chosen or _is_compiled("ipyparallel"):
+    if not sys.dont_write_bytecode or chosen or _is_compiled("pydantic"):
         return {}
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode"))}
 

@@ -1,4 +1,4 @@
-"""Import paths, which include a notebook's folder and the working directory of its caller.
+"""Import paths, which include a notebook's folder, and modules that only labkit's extras install.
 
 Folders with installed modules come first on the import path. A module in a notebook's folder
 therefore cannot replace an installed module. Every Python process of labkit starts with the option
@@ -11,16 +11,31 @@ import importlib
 import os
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from labkit.common.errors import LabkitError
+from labkit.common.files import DISTRIBUTION
 
 # The environment variable LABKIT_MODULES passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
 # A newline separates folder names, because newlines occur in folder names more rarely than colons.
 _SEPARATOR = "\n"
 _added: list[str] = []
+# The extra of `pyproject.toml` that installs each module. The core installs all other modules.
+EXTRA_OF = {
+    **dict.fromkeys(("IPython", "anywidget", "ipywidgets"), "widgets"),
+    **dict.fromkeys(("tensorflow", "keras", "mpi4py", "ipyparallel", "ml_dtypes"), "train"),
+    **dict.fromkeys(("ipykernel", "jupyter_client", "jupyter_core", "jupytext"), "train"),
+    **dict.fromkeys(("papermill", "pooch", "sklearn", "zmq"), "train"),
+    "jupyterlab": "lab",
+    "optuna": "search",
+    **dict.fromkeys(("datasets", "PIL"), "datasets"),
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboard",
+}
 
 
 def notebook_folders(notebook: Path) -> str:
@@ -63,21 +78,55 @@ def append_inherited() -> None:
     append_folders(os.environ.get(VARIABLE, ""))
 
 
-def optional(module: str, extra: str) -> Any:
-    """Import and return a library that belongs to one of labkit's optional extras.
-
-    Args:
-        module: Name of the module.
-        extra: Name of the extra that installs the module.
+def optional(module: str) -> Any:
+    """Import and return a module of a package that one of labkit's extras installs.
 
     Raises:
-        LabkitError: The library is not installed; the message contains the command that installs
+        LabkitError: The package is not installed; the message contains the command that installs
             it.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise LabkitError(
-            f"the package {extra} is not installed; install it: uv sync --inexact --extra "
-            f'{extra}   (with pip or conda: pip install --editable ".[{extra}]")'
-        ) from error
+        if (reason := missing(error)) is None:
+            raise
+        raise reason from error
+
+
+def require(extra: str) -> None:
+    """Check that all packages of an extra are installed, without importing them.
+
+    Raises:
+        LabkitError: A package is not installed; the message contains the command that installs it.
+    """
+    for module, owner in EXTRA_OF.items():
+        if owner == extra:
+            installed(module)
+
+
+def installed(module: str) -> ModuleSpec:
+    """Return where a module of an extra is installed, without importing it.
+
+    Raises:
+        LabkitError: The module is not installed; the message contains the command that installs it.
+    """
+    if (spec := find_spec(module)) is None:
+        raise LabkitError(_missing_text(module))
+    return spec
+
+
+def missing(error: ModuleNotFoundError) -> LabkitError | None:
+    """Return the error for a package that one of labkit's extras installs; None for others."""
+    module = (error.name or "").partition(".")[0]
+    return LabkitError(_missing_text(module)) if module in EXTRA_OF else None
+
+
+def _missing_text(module: str) -> str:
+    extra = EXTRA_OF[module]
+    command = f'pip install "{DISTRIBUTION}[{extra}]"'
+    if (Path(__file__).parents[2] / "pyproject.toml").is_file():  # in a checkout
+        command = (
+            f"uv sync --inexact --extra {extra}   (with pip or conda: pip install --editable "
+            f'".[{extra}]")'
+        )
+    return f"the package {module} is not installed; install it: {command}"

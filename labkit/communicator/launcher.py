@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
+from labkit.common.imports import installed
 from labkit.communicator import mpi_library
 from labkit.communicator.mpi_library import Library
 
@@ -37,8 +38,10 @@ def mpiexec(
         over_hosts: Whether the ranks may run on several hosts.
 
     Raises:
-        LabkitError: No mpiexec exists, or only Open MPI's mpiexec can start these ranks.
+        LabkitError: mpi4py is not installed, no mpiexec exists, or only Open MPI's mpiexec can
+            start these ranks.
     """
+    installed("mpi4py")
     library = mpi_library.find()
     command = [_executable(library)]
     if library is None or library.is_open_mpi:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.imports import optional
 from labkit.common.options import Count, Options
 
 
@@ -80,8 +81,7 @@ def fetch(file: DataFile) -> Path:
     Raises:
         LabkitError: The download failed; the message names folder, file and URL.
     """
-    import pooch
-
+    pooch = optional("pooch")
     # Folders without write permission, such as a shared data folder, are skipped.
     writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
     folder = [*writable, Path("data")][0] / file.folder

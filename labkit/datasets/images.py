@@ -6,14 +6,13 @@ import gzip
 import tarfile
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.imports import optional
+from labkit.common.imports import installed, optional
 from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays, DataFile, DatasetSpec, always, images
 
@@ -33,15 +32,8 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 @cache
 def _bundled_digits() -> tuple[Array, Array]:
     """Read scikit-learn's data file; an import of scikit-learn would take ten times as long."""
-    module_spec = find_spec("sklearn")
-    if module_spec is None or module_spec.origin is None:
-        raise LabkitError(
-            "the data set digits is part of scikit-learn, which is not installed: install "
-            "scikit-learn"
-        )
-    rows = np.loadtxt(
-        Path(module_spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=","
-    )
+    (folder,) = installed("sklearn").submodule_search_locations or ()
+    rows = np.loadtxt(Path(folder) / "datasets/data/digits.csv.gz", delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(int)
 
 
@@ -157,7 +149,7 @@ def read_pictures(
             f"{path} contains no images; give a folder with one subfolder of images per "
             f"class ({', '.join(PICTURES)})"
         )
-    opener = optional("PIL.Image", "datasets")
+    opener = optional("PIL.Image")
     images: list[Array] = []
     for file in files:
         try:
@@ -186,7 +178,7 @@ def pixels_of(image: Any, size: Size) -> Array:
             )
         # A 16-bit image is not converted to 8 bits, because PIL would clip values above 255.
         grey = np.asarray(image).astype(np.float32) / np.float32(DEEPEST)
-        scaled = np.asarray(optional("PIL.Image", "datasets").fromarray(grey).resize(size))
+        scaled = np.asarray(optional("PIL.Image").fromarray(grey).resize(size))
         return scaled.clip(0, 1).reshape(height, width, 1)
     channels = 1 if image.mode in GREY else 3
     plain = image.convert("L" if channels == 1 else "RGB").resize(size)

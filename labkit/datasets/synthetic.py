@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
+from labkit.common.imports import optional
 from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
@@ -171,10 +172,9 @@ def lasso_optimum(x: Array, y: Array, l1: float) -> float:
         y: Targets (rows, 1).
         l1: Factor λ of the L1 penalty.
     """
-    from sklearn.linear_model import Lasso
-
+    linear_model = optional("sklearn.linear_model")
     # scikit-learn's objective is half of the objective in the docstring, so λ is halved.
-    solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
+    solver = linear_model.Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
     lasso = solver.fit(x, y[:, 0])
     rest = y[:, 0] - lasso.predict(x)
     return float(rest @ rest / len(x) + l1 * np.abs(lasso.coef_).sum())

@@ -325,7 +325,7 @@ def _read_image_folder(path: Path, options: OwnOptions) -> Arrays:
 
 def _read_hugging_face(name: str, options: OwnOptions) -> Arrays:
     """Read a Hugging Face data set from disk, or download it from the hub and cache it."""
-    datasets = optional("datasets", "datasets")
+    datasets = optional("datasets")
     try:
         # The name of a data set on the Hugging Face hub has the form hf:NAME or
         # hf:NAME:CONFIGURATION.

@@ -54,11 +54,11 @@ COPY pyproject.toml README.md LICENSE ./
 COPY labkit labkit
 COPY notebooks notebooks
 COPY data/README.md data/
-RUN uv sync --no-dev --no-editable
+RUN uv sync --no-dev --no-editable --extra train
 ENV PATH="/labkit/.venv/bin:$PATH"\
 """
 _WHEEL = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
-_FROM_WHEEL = f"COPY {_WHEEL} /labkit/\nRUN pip install --no-cache-dir /labkit/{_WHEEL}"
+_FROM_WHEEL = f"COPY {_WHEEL} /labkit/\nRUN pip install --no-cache-dir '/labkit/{_WHEEL}[train]'"
 
 
 def text() -> str:

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
 from labkit.common.canonical_json import NotPlain
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.imports import optional
 from labkit.common.nearest import listed
 from labkit.jobs import annotation_types, cells
 from labkit.jobs.annotation_types import UNTYPED, infer, python_source
@@ -213,9 +214,8 @@ def _plain_python(source: str) -> str:
     try:
         ast.parse(source)
     except SyntaxError:
-        from IPython.core.inputtransformer2 import TransformerManager
-
-        return str(TransformerManager().transform_cell(source))
+        transformer = optional("IPython.core.inputtransformer2")
+        return str(transformer.TransformerManager().transform_cell(source))
     return source
 
 

@@ -1,5 +1,7 @@
-"""A check that Keras uses TensorFlow, made before the import of Keras selects a backend."""
+"""Checks before the import of Keras: TensorFlow is installed, and is the backend of Keras."""
 
+from labkit.common.imports import require
 from labkit.common.keras_settings import refuse_other_backend
 
+require("train")
 refuse_other_backend()

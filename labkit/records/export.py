@@ -206,7 +206,7 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
         LabkitError: If there are no runs, if MLflow is not installed, or if MLflow reports an
             error.
     """
-    mlflow = optional("mlflow", "mlflow")
+    mlflow = optional("mlflow")
     run_list = require_runs(runs)
     try:
         store = MlflowStore(place, experiment)
@@ -224,7 +224,7 @@ class MlflowStore:
     """
 
     def __init__(self, place: Path | str, experiment: str = "labkit") -> None:
-        mlflow = optional("mlflow", "mlflow")
+        mlflow = optional("mlflow")
         self.place = f"MLflow at {place}"
         try:
             self._client = mlflow.MlflowClient(tracking_uri=_address(place))
@@ -268,7 +268,7 @@ class MlflowLog:
 
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
-        self._entities = entities = optional("mlflow.entities", "mlflow")
+        self._entities = entities = optional("mlflow.entities")
         # The dict `_names` maps each original name to the name that MLflow receives.
         self._names: dict[str, str] = {}
         params = [
@@ -357,7 +357,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     """
     # The package `tensorboard` is imported first, so that an error message about a missing package
     # names TensorBoard.
-    optional("tensorboard", "tensorboard")
+    optional("tensorboard")
     run_list = require_runs(runs)
     for run, name in zip(run_list, _names(run_list), strict=True):
         run_folder, content = Path(folder) / name, BytesIO()
@@ -388,7 +388,7 @@ class TensorBoardStore:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        optional("tensorboard", "tensorboard")
+        optional("tensorboard")
         self.place, self._folder = f"TensorBoard's {folder}", Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -409,10 +409,10 @@ class TensorBoardLog:
     """The writer of a run's event file, which stores each event with its length and checksums."""
 
     def __init__(self, run: Run, file: BinaryIO) -> None:
-        module = optional("tensorboard.summary.writer.record_writer", "tensorboard")
-        self._summaries = optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self._event = optional("tensorboard.compat.proto.event_pb2", "tensorboard").Event
-        hparams = optional("tensorboard.plugins.hparams.summary_v2", "tensorboard")
+        module = optional("tensorboard.summary.writer.record_writer")
+        self._summaries = optional("tensorboard.compat.proto.summary_pb2")
+        self._event = optional("tensorboard.compat.proto.event_pb2").Event
+        hparams = optional("tensorboard.plugins.hparams.summary_v2")
         self._file, self._writer = file, module.RecordWriter(file)
         started = timestamp(run, "started")
         # TensorBoard requires the file version in the first event.
@@ -431,7 +431,7 @@ class TensorBoardLog:
 
     def end(self, run: Run, remaining: Iterable[Point]) -> None:
         """Write the tags, the remaining points of curves and the results, and close the file."""
-        text = optional("tensorboard.plugins.text.summary_v2", "tensorboard")
+        text = optional("tensorboard.plugins.text.summary_v2")
         ended = timestamp(run, "ended")
         for name, value in tags(run).items():
             self._write(wall_time=ended, summary=text.text_pb(name, value))

@@ -22,6 +22,7 @@ campaigns = _Campaigns(
         "forecasts": "tests.acceptance.forecasts.command",
         "fuzz": "tests.acceptance.fuzz",
         "hosts": "tests.acceptance.hosts.command",
+        "matrix": "tests.acceptance.matrix",
         "mutants": "tests.acceptance.mutants",
         "records": "tests.acceptance.records",
         "report": "tests.acceptance.report",

@@ -8,6 +8,7 @@ import os
 import shutil
 import traceback
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,7 +18,6 @@ import click
 from labkit.bench.command import AS_JSON, show_rows, write_rows
 from labkit.cli.app import app
 from labkit.common.errors import LabkitError, short
-from labkit.common.imports import optional
 from labkit.common.terminal import plain, say
 from labkit.records import store
 from tests.acceptance.odd_records import measure as measure_readers
@@ -72,8 +72,6 @@ def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
 
     A case fails if the command causes a traceback, a wrong exit code, terminal control characters
     in the output, or a file outside its folder.
-
-    Raises: LabkitError if Hypothesis is not installed.
     """
     with TemporaryDirectory(prefix="labkit-fuzz-") as place:
         make(Path(place) / "good", 1)
@@ -100,7 +98,7 @@ class Ended(NamedTuple):
 
 def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) -> list[Ended]:
     """Run `count` random cases, and return their results."""
-    hypothesis = optional("hypothesis", "dev")
+    hypothesis = import_module("hypothesis")
     tried: list[Ended] = []
 
     def one(case: Case) -> None:
@@ -121,7 +119,7 @@ def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) 
 
 def kinds(run: dict[str, bytes]) -> dict[str, Any]:
     """Return, by kind of case, Hypothesis strategies that generate cases."""
-    some = optional("hypothesis.strategies", "dev")
+    some = import_module("hypothesis.strategies")
     values = some.sampled_from(NASTY) | some.recursive(
         some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=20),
         lambda inner: (

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -14,7 +15,6 @@ import click
 
 from labkit.bench.command import AS_JSON, numbers, show_rows
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.imports import optional
 from labkit.records import store
 from labkit.records.run import Run, load_runs
 from tests.acceptance.records import timed
@@ -58,11 +58,8 @@ def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
 
 
 def opened(page: Path, browser: str) -> tuple[float, float]:
-    """Return the seconds until a page has drawn its first figure, and until it has drawn all.
-
-    Raises: LabkitError if Playwright is missing.
-    """
-    sync_api = optional("playwright.sync_api", "browser")
+    """Return the seconds until a page has drawn its first figure, and until it has drawn all."""
+    sync_api = import_module("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         tab = chromium.new_context(offline=True).new_page()

@@ -11,6 +11,7 @@ from functools import partial
 from labkit.cli.doctor import launchers, machine, programs, ranks
 from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.errors import InvalidInput
+from labkit.common.imports import missing
 from labkit.hosts.host_list import hosts_of
 
 Check = Callable[[], Iterator[Diagnosis]]
@@ -94,7 +95,8 @@ def _findings(check: Check) -> list[Diagnosis]:
     try:
         return list(check())
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        known = missing(error) if isinstance(error, ModuleNotFoundError) else None
+        reason = " ".join(str(known or error).split()) or type(error).__name__
         name = getattr(check, "func", check).__name__
         return [Diagnosis("broken", f"{name}: {reason}")]
 

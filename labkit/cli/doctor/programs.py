@@ -12,6 +12,7 @@ from pathlib import Path
 
 from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output, python
 from labkit.common import keras_settings
+from labkit.common.imports import installed
 from labkit.communicator import launcher
 
 _TENSORFLOW = """
@@ -29,6 +30,7 @@ BROWSERS = (
 
 def tensorflow() -> Iterator[Diagnosis]:
     """Import TensorFlow, and report its version and the GPUs that it finds."""
+    installed("tensorflow")
     # A subprocess imports TensorFlow, because a broken TensorFlow may crash the process that
     # imports it.
     done = output([sys.executable, "-P", "-c", _TENSORFLOW], launcher.environment())
@@ -176,6 +178,7 @@ def _disabled() -> set[str]:
 
 def kernel() -> Iterator[Diagnosis]:
     """Check that JupyterLab's kernel python3 runs this interpreter, like `labkit run`."""
+    installed("ipykernel")
     from jupyter_client.kernelspec import KernelSpecManager
 
     command = KernelSpecManager().get_kernel_spec("python3").argv[0]

@@ -10,6 +10,7 @@ from html import escape, unescape
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
+from labkit.common.imports import require
 from labkit.figures.kit.entries import DASHES, PALETTE, safe_text
 from labkit.figures.kit.panels import Trace
 
@@ -87,6 +88,7 @@ class LiveFigure:
     """
 
     def __init__(self, label: str, workers: int, clock: str = "wall") -> None:
+        require("widgets")
         from labkit.figures.kit.screen import FigureScreen
 
         self.workers = workers
@@ -260,6 +262,7 @@ class LinkedFigures:
         A click on the line, the marker or the legend entry of a run selects the run. A second click
         on the same run deselects it.
         """
+        require("widgets")
         import ipywidgets
         import traitlets
 

@@ -14,6 +14,7 @@ import numpy as np
 from labkit import datasets
 from labkit.common.errors import LabkitError, short
 from labkit.common.files import open_file
+from labkit.common.imports import optional
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.timed_steps import steps_until, with_end_times
@@ -166,10 +167,8 @@ class SearchResult(NamedTuple):
 
 def storage(folder: Path) -> optuna.storages.JournalStorage:
     """Return Optuna's journal storage in a sweep's folder."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
+    optuna = optional("optuna")
+    journals = optional("optuna.storages.journal")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
@@ -177,8 +176,9 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
         os.close(open_file(journal))
     # Optuna's default lock is a symbolic link. However, labkit refuses to resume a sweep whose
     # folder contains a link.
-    lock = JournalFileOpenLock(str(journal))
-    return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
+    lock = journals.JournalFileOpenLock(str(journal))
+    backend = journals.JournalFileBackend(str(journal), lock_obj=lock)
+    return optuna.storages.JournalStorage(backend)  # type: ignore[no-any-return]
 
 
 def folders(runs: Iterable[Run]) -> list[Path]:
@@ -216,9 +216,9 @@ def search_result(folder: Path) -> SearchResult:
 
 
 def _read(folder: Path, record: store.Record) -> SearchResult:
-    import optuna
     import pandas as pd
 
+    optuna = optional("optuna")
     study = optuna.load_study(study_name=STUDY, storage=storage(folder))
     rows = [
         (trial.number + 1, trial.value, trial.state.name.lower())
