@@ -18,7 +18,12 @@ import click
 
 ROOT = Path(__file__).parent.parent
 PACKAGE, NOTEBOOKS = ROOT / "labkit", ROOT / "notebooks"
-PAGES = ("README.md", "CONTRIBUTING.md", "labkit/README.md", "notebooks/guide/reference/glossary.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "labkit/README.md",
+    "notebooks/guide/reference/glossary.md",
+)
 SHORTEST = 3  # fewest words of a sentence
 _DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
 # Regular expressions, markup, command-line options and shell scripts are no sentences.

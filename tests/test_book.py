@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def test_every_environment_variable_of_labkit_is_explained() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="needs the extra docs")
 def test_the_book_builds_without_a_warning(tmp_path: Path) -> None:
     from click.testing import CliRunner
 

@@ -15,9 +15,7 @@ from labkit.strategies import STRATEGIES
 ROOT = Path(__file__).parent.parent
 GLOSSARY = ROOT / "notebooks/guide/reference/glossary.md"
 LINES = [
-    line
-    for line in GLOSSARY.read_text(encoding="utf-8").splitlines()
-    if line.startswith("- ")
+    line for line in GLOSSARY.read_text(encoding="utf-8").splitlines() if line.startswith("- ")
 ]
 ENTRY = re.compile(r"- \*\*(?P<term>[^*]+)\*\*: (?P<definition>[A-Z].*) \((?P<source>[^()]+)\)\.")
 SOURCE = re.compile(r"labkit|.+ (?:manual|standard)|.+ (?:19|20)\d\d")

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.imports import optional
 from labkit.common.output import check_output
 from labkit.common.terminal import say
 
 FOLDER = click.Path(path_type=Path)
-MISSING = "the book needs Sphinx and its extensions: uv sync --inexact --extra docs"
 
 
 @click.command()
@@ -37,10 +37,7 @@ def docs(folder: Path, book: Path, opens: bool, strict: bool, force: bool) -> No
     page = book / "index.html"
     if not (book / ".buildinfo").exists():  # Sphinx's mark of a book
         check_output(page, force)
-    try:
-        from sphinx.cmd.build import build_main
-    except ImportError:
-        raise LabkitError(MISSING) from None
+    build_main = optional("sphinx.cmd.build").build_main
     checks = ["--nitpicky", "--fail-on-warning", "--keep-going"] if strict else []
     if build_main(["-b", "html", "--quiet", *checks, str(folder), str(book)]):
         raise LabkitError("the book was not built; the lines above say why")

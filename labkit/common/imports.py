@@ -35,6 +35,7 @@ EXTRA_OF = {
     **dict.fromkeys(("datasets", "PIL"), "datasets"),
     "mlflow": "mlflow",
     "tensorboard": "tensorboard",
+    "sphinx": "docs",
 }
 
 

@@ -42,7 +42,7 @@ def test_an_image_of_an_installed_labkit_copies_its_wheel(monkeypatch: pytest.Mo
     assert lines[0].endswith("Build it in the folder of the wheel:")
     assert [line for line in lines if wheel in line] == [
         f"COPY {wheel} /labkit/",
-        f"RUN pip install --no-cache-dir /labkit/{wheel}",
+        f"RUN pip install --no-cache-dir '/labkit/{wheel}[train]'",
     ]
 
 

@@ -203,7 +203,9 @@ def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, wha
             assert all(later >= held for (_, held), (later, _) in itertools.pairwise(given))
             starts = [start for start, _ in given]
             busy = NBYTES / SLOW.bandwidth
-            assert all(third >= first + busy for first, third in zip(starts, starts[2:]))
+            assert all(
+                third >= first + busy for first, third in zip(starts, starts[2:], strict=False)
+            )
         else:
             assert all(held < 0 for _, held in given)
 
