@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit import __version__
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import fingerprint, usable_cores
@@ -54,6 +53,8 @@ def machine() -> dict[str, JSON]:
     """Return this machine's hardware and versions, without importing TensorFlow or MPI."""
     import numpy
     import psutil
+
+    from labkit import __version__
 
     return {
         "labkit": __version__,

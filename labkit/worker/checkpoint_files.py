@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from labkit import __version__
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.files import make_folder
@@ -151,6 +150,8 @@ class CheckpointWriter:
 
 def versions() -> dict[str, JSON]:
     """Return the versions of those packages that affect a saved state."""
+    from labkit import __version__
+
     return {"labkit": __version__, **{name: version(name) for name in ("keras", "numpy")}}
 
 
