@@ -54,6 +54,13 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
     shell_complete=complete_parameter,
 )
 @click.option(
+    "--zip",
+    "zipped",
+    metavar="NAME,NAME",
+    multiple=True,
+    help="Pair the values of these parameters instead of combining all their values.",
+)
+@click.option(
     "--random", "samples", metavar="N", type=int, help="Run N random combinations of the values."
 )
 @click.option("--seed", type=int, default=None, help="Seed of --random and --search.  [default: 0]")
@@ -123,7 +130,8 @@ def sweep(
     """Run a notebook with every combination of parameter values.
 
     Give the values of a parameter as name=a,b,c or name=range(1,5). Each combination of values runs
-    as a job. A job has a folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
+    as a job. With `a=1,2 b=3,4 --zip a,b`, the combinations are a=1, b=3 and a=2, b=4. A job has a
+    folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
     the command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
     """
     from labkit.jobs import estimate
@@ -203,6 +211,7 @@ def _plan(
     assignments: tuple[str, ...],
     file: Path | None,
     fixed: tuple[tuple[str, str], ...],
+    zipped: tuple[str, ...],
     samples: int | None,
     seed: int | None,
     repeats: int | None,
@@ -219,7 +228,8 @@ def _plan(
     from labkit.jobs.sweep import sweep_plan
     from labkit.jobs.sweep.sweep_plan import Search
 
-    axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
+    axes, drawn, groups = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {}, [])
+    groups += [[name.strip() for name in names.split(",")] for names in zipped]
     values = dict(fixed)
     # A value from the option -p replaces the list of values in the sweep file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
@@ -246,7 +256,7 @@ def _plan(
         how_to_prune = pruner or ("median" if prune else None)
         trials, large = trials or 0, maximize is not None
         search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
-        return sweep_plan.make_search(notebook, axes, search)
+        return sweep_plan.make_search(notebook, axes, search, groups)
     if maximize or minimize or prune or pruner:
         raise InvalidInput(
             "--maximize, --minimize, --prune and --pruner have no effect without --search "
@@ -257,7 +267,8 @@ def _plan(
             "--search random --trials N and --random N mean the same; give only one of them"
         )
     samples = trials if how == "random" else samples
-    spec = sweep_plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
+    repeats = 1 if repeats is None else repeats
+    spec = sweep_plan.SweepSpec(axes, values, samples, seed, repeats, groups)
     made = sweep_plan.make(notebook, spec)
     return made, max(member.workers for member in made.members)
 

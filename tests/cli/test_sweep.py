@@ -83,6 +83,7 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
         (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
         (["number=1,2", "--limit", 0], "--limit='0' is impossible"),
         (["number=1,2", "-p", "number", 1], "both swept and fixed"),
+        (["number=1,2", "seed=1,2,3", "--zip", "number,seed"], "number has 2, seed has 3 values"),
         (["-f", "nothing.yaml"], "nothing.yaml cannot be read"),
         (["-f", "bad.yaml"], "bad.yaml is not YAML"),
     ],
@@ -94,6 +95,14 @@ def test_what_cannot_run_ends_with_2_and_one_line(arguments: list[object], words
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
     assert not Path("runs").exists()
+
+
+def test_zipped_values_are_given_by_the_command_line_or_a_file() -> None:
+    Path("pairs.yaml").write_text("number: [1, 2]\nseed: [3, 4]\nzip: [number, seed]\n")
+    values = ("number=1,2", "seed=3,4", "--zip", "number,seed")
+    for arguments in (values, ("-f", "pairs.yaml")):
+        result = labkit("sweep", SWEPT, *arguments, "--check")
+        assert (result.exit_code, result.stdout) == (0, "2 members\n"), result.output
 
 
 @pytest.mark.slow

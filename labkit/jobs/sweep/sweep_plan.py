@@ -169,6 +169,8 @@ class SweepSpec:
     random: int | None = None
     seed: int = 0
     repeats: int = 1
+    # Each group names parameters whose values are paired, as by Python's `zip`.
+    zipped: Sequence[Sequence[str]] = ()
 
 
 def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
@@ -189,14 +191,17 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
     return axes
 
 
-def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
-    """Return the values of each parameter in a sweep file, and the file's entry `random`.
+def read_file(
+    text: str, origin: str
+) -> tuple[dict[str, Axis], dict[str, int], list[Sequence[str]]]:
+    """Return the values of each parameter in a sweep file, and the entries `random` and `zip`.
 
     Raises:
-        InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` has
-            another form.
+        InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` or
+            `zip` has another form.
     """
     record = parameters.read_yaml(text, origin)
+    zipped = _read_zip(record.pop("zip", []), origin)
     random_entry = record.pop("random", {})
     if type(random_entry) is int:
         random_entry = {"samples": random_entry}
@@ -208,10 +213,29 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
             f"{origin}: random: {random_entry!r} is invalid; give a number, or numbers for samples "
             "and seed"
         )
-    return {name: from_yaml(name, value) for name, value in record.items()}, numbers
+    return {name: from_yaml(name, value) for name, value in record.items()}, numbers, zipped
 
 
-def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tuple[SweepPlan, int]:
+def _read_zip(entry: JSON, origin: str) -> list[Sequence[str]]:
+    """Return the groups of zipped parameters in a sweep file's entry `zip`."""
+    is_nested = isinstance(entry, list) and all(isinstance(group, list) for group in entry)
+    groups = entry if is_nested else [entry]
+    if not all(isinstance(group, list) for group in groups) or not all(
+        isinstance(name, str) for group in groups for name in group
+    ):
+        raise InvalidInput(
+            f"{origin}: zip: {entry!r} is invalid; give a list of parameter names, such as "
+            "[a, b], or a list of such lists"
+        )
+    return groups
+
+
+def make_search(
+    notebook: Path,
+    axes: Mapping[str, Axis],
+    search: Search,
+    zipped: Sequence[Sequence[str]] = (),
+) -> tuple[SweepPlan, int]:
     """Return a search's plan, still without notebook runs, and the maximum number of ranks.
 
     Raises:
@@ -221,13 +245,13 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
         raise InvalidInput(
             "a search needs a parameter to vary; give name=a,b,c or name=uniform(0,1)"
         )
-    declared, axes, fixed = _convert_request(notebook, axes, search.fixed)
+    declared, axes, fixed = _convert_request(notebook, axes, search.fixed, zipped)
     ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
     first_values = {name: values[0] for name, values in ends.items()} | fixed
     # Each value is tested only with the first values of all other parameters, as in
     # `parameters.check_fields`.
     probes = [first_values | {name: value} for name, values in ends.items() for value in values]
-    members = [_member(notebook, declared, "", values, 0) for values in probes]
+    members = [_member(notebook, declared, "", grid.unzip(values), 0) for values in probes]
     plan = SweepPlan(notebook, [], replace(search, axes=axes, fixed=fixed))
     return plan, max(member.workers for member in members)
 
@@ -235,8 +259,9 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
 def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values) -> SweepMember:
     """Validate the chosen values, and return the search's notebook run with the given number."""
     declared = parameters.declared(plan.notebook)
-    folder = store.job_name(number, chosen)
-    return _member(plan.notebook, declared, folder, {**chosen, **fixed}, 0)
+    values = grid.unzip(chosen)
+    folder = store.job_name(number, values)
+    return _member(plan.notebook, declared, folder, {**values, **fixed}, 0)
 
 
 def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
@@ -251,7 +276,7 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
     """
     if spec.repeats < 1:
         raise InvalidInput(f"--repeats {spec.repeats} is impossible; give a whole number from 1")
-    declared, axes, fixed = _convert_request(notebook, spec.axes, spec.fixed)
+    declared, axes, fixed = _convert_request(notebook, spec.axes, spec.fixed, spec.zipped)
     if spec.random is None:
         combinations = grid.all_combinations(axes)
     else:
@@ -261,13 +286,18 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
             f"{len(combinations):,} combinations × {spec.repeats} repeats exceed the maximum of a "
             f"sweep ({LARGEST:,}); give fewer values or repeats"
         )
-    swept = [name for name, axis in axes.items() if not isinstance(axis, tuple) or len(axis) > 1]
+    swept = [
+        name
+        for names, axis in axes.items()
+        if not isinstance(axis, tuple) or len(axis) > 1
+        for name in names.split(",")
+    ]
     if spec.repeats > 1 and "seed" in swept:
         raise InvalidInput(
             "--repeats increments the parameter seed, which is also swept; give one of the two"
         )
     described = [
-        ({**combination, **fixed}, repeat)
+        ({**grid.unzip(combination), **fixed}, repeat)
         for combination in combinations
         for repeat in range(spec.repeats)
     ]
@@ -278,9 +308,12 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
 
 
 def _convert_request(
-    notebook: Path, axes: Mapping[str, Axis], fixed: Values
+    notebook: Path, axes: Mapping[str, Axis], fixed: Values, zipped: Sequence[Sequence[str]]
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """Return declared parameters, and swept and fixed values converted to the declared types."""
+    """Return declared parameters, and swept and fixed values converted to the declared types.
+
+    The swept values of zipped parameters are returned as one axis (see `grid.zip_axes`).
+    """
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)
@@ -288,6 +321,9 @@ def _convert_request(
     # clearer than an error about a notebook run.
     parameters.check_names(notebook, [*axes, *fixed], declared)
     converted = {name: _convert_axis(declared[name], axis) for name, axis in axes.items()}
+    converted = grid.zip_axes(converted, zipped)
+    for name, axis in converted.items():
+        _check_distinct(name, axis)
     return (
         declared,
         converted,
@@ -348,15 +384,17 @@ def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
     if not isinstance(axis, tuple):
         parameter.convert(axis.low)
         return axis
-    values = tuple(parameter.convert(value) for value in axis)
+    return tuple(parameter.convert(value) for value in axis)
+
+
+def _check_distinct(name: str, axis: Axis) -> None:
     texts = set()
-    for text in map(json.dumps, values):
+    for text in map(json.dumps, axis if isinstance(axis, tuple) else ()):
         if text in texts:
             raise InvalidInput(
-                f"{parameter.name} has the value {text} twice; to repeat each run, give --repeats"
+                f"{name} has the value {text} twice; to repeat each run, give --repeats"
             )
         texts.add(text)
-    return values
 
 
 def _repeat_values(declared: Known, values: Combination, repeat: int) -> Described:

@@ -71,6 +71,15 @@ def test_members_have_values_of_their_axes_as_the_notebook_declares_them(tmp_pat
     assert [each["folder"] for each in listed] == [each.folder for each in trials.plan.members]
 
 
+def test_a_search_chooses_zipped_values_together(tmp_path: Path) -> None:
+    axes = {"count": (1, 2, 3), "rate": (0.1, 0.2, 0.3), "mode": ("ring", "tree")}
+    found, _ = sweep_plan.make_search(NOTEBOOK, axes, search(), [["count", "rate"]])
+    assert found.search is not None
+    trials = Trials(manifest.create(tmp_path, "sweep", found), found, found.search)
+    members = [trials.ask() for _ in range(3)] + [resumed(trials).ask() for _ in range(3)]
+    assert all(m.values["rate"] == m.values["count"] / 10 for m in members)
+
+
 def test_what_members_came_to_steers_those_after_them(tmp_path: Path) -> None:
     trials = begun(tmp_path, trials=40)
     while trials.left:
