@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.cli.shared_options import OfNotebook, Target, complete_assignment, complete_parameter
+from labkit.cli.shared_options import (
+    OfNotebook,
+    Report,
+    Target,
+    complete_assignment,
+    complete_parameter,
+    reports,
+)
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
@@ -116,6 +123,7 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the values; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
+@reports("the folder of the sweep")
 def sweep(
     target: Path,
     resume: bool,
@@ -125,6 +133,7 @@ def sweep(
     tensorboard: Path | None,
     check: bool,
     force: bool,
+    report: Report,
     **values: Any,
 ) -> None:
     """Run a notebook with every combination of parameter values.
@@ -133,6 +142,10 @@ def sweep(
     as a job. With `a=1,2 b=3,4 --zip a,b`, the combinations are a=1, b=3 and a=2, b=4. A job has a
     folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
     the command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
+
+    With --json, the result is an object: `folder` (null with --check), `state`, `total` and
+    `completed` numbers of notebook runs, and `members`, a list of objects. Each has `folder`,
+    `values`, `repeat`, `state`, `seconds`, `cause`, and first failed `rank`.
     """
     from labkit.jobs import estimate
     from labkit.jobs.running import following
@@ -169,13 +182,14 @@ def sweep(
             "from earlier results; remove --search or --launcher"
         )
     if check:
-        say(f"{total} members")
+        record = {"folder": None, "state": "checked", "total": total, "completed": 0}
+        report.result(f"{total} members", record | {"members": manifest.member_records(plan)})
         return
     with following(root, mlflow, tensorboard) as follow:
         if folder is None:  # The option --resume also creates a sweep if no earlier sweep exists.
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
-        _run(folder, plan, manifest.read(folder) | options)
+        _run(folder, plan, manifest.read(folder) | options, report)
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
@@ -290,10 +304,10 @@ def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
     return sweep_plan.again(notebook, record["members"], search)
 
 
-def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
+def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
     """Execute the uncompleted notebook runs of a sweep; exit with 1 or 130 if any remain."""
     from labkit.jobs.elements import check_ended, open_elements, query_elements
-    from labkit.jobs.listing import displayed_path
+    from labkit.jobs.listing import displayed_path, sweep_members
     from labkit.jobs.sweep import manifest
     from labkit.jobs.sweep.array import Array, arrays
     from labkit.jobs.sweep.progress_screen import SweepScreen
@@ -311,7 +325,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         else:
             todo = [member for member in plan.members if not manifest.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
-        say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
+        earlier = f", {done} done" if done else ""
+        report.details(f"{displayed_path(folder)}: {total} members{earlier}")
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
         # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
@@ -338,20 +353,23 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         if trials:
             missing = total - trials.done
             if best := trials.best():
-                say(best)
+                report.details(best)
         state = "completed" if not missing else "failed" if finished else "interrupted"
         manifest.update(folder, state=state, ended=store.now())
     pruned = trials.states["PRUNED"] if trials else 0
     ended = f" ({pruned} pruned)" if pruned else ""
-    say(f"{total - missing} of {total} completed{ended}; result: {displayed_path(folder)}")
+    completed, place = total - missing, displayed_path(folder)
+    text = f"{completed} of {total} completed{ended}; result: {place}"
+    counts = {"folder": place, "state": state, "total": total, "completed": completed}
+    members = sweep_members(folder)
+    report.result(place if report.quiet else text, counts | {"members": members})
     if missing:
-        place = shlex.quote(str(displayed_path(folder)))
+        place = shlex.quote(place)
         # The record of a sweep contains no absolute notebook path, so the user must repeat the
         # command.
         there = plan.notebook.is_absolute()
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
-        say(
-            f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}",
-            err=True,
+        report.error(
+            f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}"
         )
         sys.exit(1 if finished else INTERRUPTED)

@@ -136,7 +136,10 @@ def unzip(combination: Combination) -> Combination:
     values: Combination = {}
     for name, value in combination.items():
         names = name.split(",")
-        values |= zip(names, value if len(names) > 1 else [value], strict=True)
+        if len(names) > 1 and isinstance(value, list):
+            values |= zip(names, value, strict=True)
+        else:
+            values[name] = value
     return values
 
 

@@ -219,14 +219,14 @@ def read_file(
 def _read_zip(entry: JSON, origin: str) -> list[Sequence[str]]:
     """Return the groups of zipped parameters in a sweep file's entry `zip`."""
     is_nested = isinstance(entry, list) and all(isinstance(group, list) for group in entry)
-    groups = entry if is_nested else [entry]
-    if not all(isinstance(group, list) for group in groups) or not all(
-        isinstance(name, str) for group in groups for name in group
-    ):
-        raise InvalidInput(
-            f"{origin}: zip: {entry!r} is invalid; give a list of parameter names, such as "
-            "[a, b], or a list of such lists"
-        )
+    groups: list[Sequence[str]] = []
+    for group in entry if isinstance(entry, list) and is_nested else [entry]:
+        if not isinstance(group, list) or not all(isinstance(name, str) for name in group):
+            raise InvalidInput(
+                f"{origin}: zip: {entry!r} is invalid; give a list of parameter names, such as "
+                "[a, b], or a list of such lists"
+            )
+        groups.append(group)
     return groups
 
 
