@@ -24,6 +24,7 @@ from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.prestart import prestart
 from labkit.cli.shared_options import (
+    NOTIFY,
     PARAMETER,
     OfNotebook,
     Report,
@@ -137,6 +138,7 @@ app.add_command(prestart)
 @click.option("--check", is_flag=True, help="Only check the parameters; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
 @click.option("--resume", is_flag=True, help="Resume the newest interrupted run of the notebook.")
+@NOTIFY
 @placed
 @reports("the folder of the result")
 def run(
@@ -150,6 +152,7 @@ def run(
     check: bool,
     force: bool,
     resume: bool,
+    notify: list[str],
     report: Report,
     **where: Any,
 ) -> None:
@@ -162,6 +165,7 @@ def run(
     With --json, the result is an object: `folder` of the records (null with --check), `state`,
     `cause`, first failed `rank`, and `runs`, a list of objects as in `labkit ls --json`.
     """
+    from labkit.jobs.notify import notifying
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.jobs.running import following
 
@@ -177,11 +181,10 @@ def run(
     # The values of the option -p override the options -y and -f. The values of the option -p are
     # therefore added last.
     values |= dict(parameters)
-    followed = following(root, mlflow, tensorboard)
-    if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, values, root, check, force, resume, followed, report)
-    else:
-        _run_notebook(target, values, root, check, force, resume, followed, report)
+    kind = _run_experiment if target.suffix in (".yaml", ".yml") else _run_notebook
+    with notifying(notify, target) as notified:
+        followed = following(root, mlflow, tensorboard, notified)
+        kind(target, values, root, check, force, resume, followed, report)
 
 
 @app.command("ls")

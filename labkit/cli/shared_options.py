@@ -221,6 +221,20 @@ def reports(result: str) -> Callable[[F], F]:
     return decorate
 
 
+def _notify_words(_: click.Context, __: click.Parameter, command: str | None) -> list[str]:
+    from labkit.jobs.notify import command_words
+
+    return [] if command is None else command_words(command)
+
+
+NOTIFY = click.option(
+    "--notify",
+    metavar="COMMAND",
+    callback=_notify_words,
+    help="Execute a command once when the job ends, without a shell. Its environment variables "
+    "LABKIT_JOB_STATE, _FOLDER, _NOTEBOOK, _EXIT_CODE and _SUMMARY describe the job.",
+)
+
 LAUNCHER = click.option(
     "--launcher",
     type=click.Choice(["local", "hosts", "slurm"]),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.cli.shared_options import (
+    NOTIFY,
     OfNotebook,
     Report,
     Target,
@@ -123,6 +124,7 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the values; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
+@NOTIFY
 @reports("the folder of the sweep")
 def sweep(
     target: Path,
@@ -133,6 +135,7 @@ def sweep(
     tensorboard: Path | None,
     check: bool,
     force: bool,
+    notify: list[str],
     report: Report,
     **values: Any,
 ) -> None:
@@ -148,6 +151,7 @@ def sweep(
     `values`, `repeat`, `state`, `seconds`, `cause`, and first failed `rank`.
     """
     from labkit.jobs import estimate
+    from labkit.jobs.notify import notifying
     from labkit.jobs.running import following
     from labkit.jobs.sweep import manifest
 
@@ -185,7 +189,10 @@ def sweep(
         record = {"folder": None, "state": "checked", "total": total, "completed": 0}
         report.result(f"{total} members", record | {"members": manifest.member_records(plan)})
         return
-    with following(root, mlflow, tensorboard) as follow:
+    with (
+        notifying(notify, plan.notebook) as notified,
+        following(root, mlflow, tensorboard, notified) as follow,
+    ):
         if folder is None:  # The option --resume also creates a sweep if no earlier sweep exists.
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
