@@ -114,6 +114,12 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
     help="Time limit of each notebook run, in seconds or as text such as 10min.",
 )
 @click.option(
+    "--retries",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Execute each failed notebook run up to N more times.  [default: 0]",
+)
+@click.option(
     "--resume",
     is_flag=True,
     help="Continue an earlier sweep with the notebook runs that are not completed.",
@@ -156,7 +162,7 @@ def sweep(
     from labkit.jobs.sweep import manifest
 
     sampler = values.pop("sampler")
-    options = _options(values.pop("jobs"), values.pop("limit"))
+    options = _options(values.pop("jobs"), values.pop("limit"), values.pop("retries"))
     options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
         # The record of a sweep contains its parameter values, which a resumed sweep uses again.
@@ -180,11 +186,8 @@ def sweep(
     total = plan.search.trials if plan.search else len(plan.members)
     if queued is None:
         estimate.refuse(max(most, _concurrent_ranks(plan, options.get("jobs") or 1)), force)
-    elif plan.search:
-        raise InvalidInput(
-            "--launcher slurm submits all notebook runs at once, but --search chooses each trial "
-            "from earlier results; remove --search or --launcher"
-        )
+    else:
+        _refuse_in_slurm(plan, options)
     if check:
         record = {"folder": None, "state": "checked", "total": total, "completed": 0}
         report.result(f"{total} members", record | {"members": manifest.member_records(plan)})
@@ -197,6 +200,19 @@ def sweep(
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, manifest.read(folder) | options, report)
+
+
+def _refuse_in_slurm(plan: SweepPlan, options: Record) -> None:
+    if plan.search:
+        raise InvalidInput(
+            "--launcher slurm submits all notebook runs at once, but --search chooses each trial "
+            "from earlier results; remove --search or --launcher"
+        )
+    if options.get("retries"):
+        raise InvalidInput(
+            "--launcher slurm submits each notebook run once, so --retries has no effect; remove "
+            "--retries, and execute failed notebook runs again with --resume"
+        )
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
@@ -213,9 +229,9 @@ def _slurm_options(launcher: str | None, options: str | None) -> Record:
     return {"slurm": None if launcher == "local" else options or ""}
 
 
-def _options(jobs: str | None, limit: str | None) -> Record:
+def _options(jobs: str | None, limit: str | None, retries: int | None) -> Record:
     """Validate the options --jobs and --limit; return a record ("jobs": None means auto)."""
-    options: Record = {}
+    options: Record = {} if retries is None else {"retries": retries}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
             raise InvalidInput(
@@ -334,7 +350,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
             total, done = len(plan.members), len(plan.members) - len(todo)
         earlier = f", {done} done" if done else ""
         report.details(f"{displayed_path(folder)}: {total} members{earlier}")
-        options = {name: record[name] for name in ("jobs", "limit", "slurm")}
+        options = {name: record[name] for name in ("jobs", "limit", "slurm", "retries")}
         words = options["slurm"]
         # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
         # array may still be queued.
@@ -350,7 +366,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
         manifest.update(folder, state="running", started=store.now(), ended=None, **options)
         screen = SweepScreen(total, done)
         if words is None:
-            scheduler = Scheduler(plan, folder, record["jobs"], record["limit"], screen)
+            jobs, limit, retries = options["jobs"], options["limit"], options["retries"]
+            scheduler = Scheduler(plan, folder, jobs, limit, screen, retries)
             finished = scheduler.run(todo, trials)
         else:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)

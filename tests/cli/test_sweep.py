@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -128,6 +129,26 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
     assert manifest.read(SWEEP)["state"] == "completed"
+
+
+@pytest.mark.slow
+def test_failed_members_run_again_as_often_as_retries_allow() -> None:
+    fails = (
+        'if number == 3 or (number == 2 and not Path("again").exists()):\n    Path("again").touch()'
+    )
+    text = SWEPT.read_text()
+    changed = text.replace(
+        'if Path(\\"broken\\").exists() and number == 2:', json.dumps(fails)[1:-1]
+    )
+    assert changed != text
+    Path("is_swept.ipynb").write_text(changed)
+    code, out, err = ended(start("is_swept.ipynb", "number=1,2,3", "--jobs", 1, "--retries", 1))
+    assert (code, out.splitlines()[-1]) == (1, f"2 of 3 completed; result: {SWEEP}")
+    assert started() == {1: 1, 2: 2, 3: 2}
+    assert "002_number=2: attempt 1 of 2 failed: cell In [3]: ValueError" in err
+    assert [status["state"] for status in statuses().values()] == ["completed"] * 2 + ["failed"]
+    assert len([*(SWEEP / ".earlier").iterdir()]) == 2
+    assert manifest.read(SWEEP)["retries"] == 1
 
 
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
@@ -284,6 +305,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--launcher", "slurm", "--retries", 1], "--retries has no effect; remove --retries"),
         (["--slurm", "-n1"], "--slurm has no effect without --launcher slurm; give both"),
         (
             ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],
