@@ -80,10 +80,23 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 )
 @click.option("--trials", metavar="N", type=int, help="Number of trials of --search.")
 @click.option(
-    "--maximize", metavar="NAME", help="Metric of the runs that Optuna maximizes, e.g. accuracy."
+    "--maximize",
+    metavar="NAME",
+    multiple=True,
+    help="Metric of the runs that Optuna maximizes, e.g. accuracy.",
 )
 @click.option(
-    "--minimize", metavar="NAME", help="Metric of the runs that Optuna minimizes, e.g. test_loss."
+    "--minimize",
+    metavar="NAME",
+    multiple=True,
+    help="Metric of the runs that Optuna minimizes, e.g. test_loss. --maximize and --minimize may "
+    "be repeated, and given together, for several objectives.",
+)
+@click.option(
+    "--enqueue",
+    metavar="NAME=VALUE,...",
+    multiple=True,
+    help="Values of one of the first trials, e.g. a=1,b=2; Optuna chooses missing values.",
 )
 @click.option("--prune", is_flag=True, help="Stop unpromising trials early, by Optuna's pruner.")
 @click.option("--pruner", type=click.Choice(PRUNERS), help="Optuna's pruner.  [default: median]")
@@ -154,7 +167,8 @@ def sweep(
 
     With --json, the result is an object: `folder` (null with --check), `state`, `total` and
     `completed` numbers of notebook runs, and `members`, a list of objects. Each has `folder`,
-    `values`, `repeat`, `state`, `seconds`, `cause`, and first failed `rank`.
+    `values`, `repeat`, `state`, `seconds`, `cause`, and first failed `rank`. The list `best` has
+    `folder` and `objectives` of the best trials of a search.
     """
     from labkit.jobs import estimate
     from labkit.jobs.notify import notifying
@@ -189,7 +203,13 @@ def sweep(
     else:
         _refuse_in_slurm(plan, options)
     if check:
-        record = {"folder": None, "state": "checked", "total": total, "completed": 0}
+        record: Record = {
+            "folder": None,
+            "state": "checked",
+            "total": total,
+            "completed": 0,
+            "best": [],
+        }
         report.result(f"{total} members", record | {"members": manifest.member_records(plan)})
         return
     with (
@@ -254,8 +274,9 @@ def _plan(
     repeats: int | None,
     how: str | None,
     trials: int | None,
-    maximize: str | None,
-    minimize: str | None,
+    maximize: tuple[str, ...],
+    minimize: tuple[str, ...],
+    enqueue: tuple[str, ...],
     prune: bool,
     pruner: str | None,
     sampler: str,
@@ -282,22 +303,22 @@ def _plan(
             "--search and --trials must be given together, such as --search optuna --trials 40"
         )
     if how == "optuna":
-        if (maximize is None) == (minimize is None):
+        if not (maximize or minimize) or len({*maximize, *minimize}) < len(maximize + minimize):
             raise InvalidInput(
-                "--search optuna requires either --maximize NAME or --minimize NAME, such as "
-                "--maximize accuracy"
+                "--search optuna requires --maximize NAME or --minimize NAME, such as --maximize "
+                "accuracy, and each name once"
             )
         if samples is not None or repeats is not None:
             raise InvalidInput("--search optuna allows neither --random nor --repeats; remove them")
-        metric = maximize or minimize or ""
         how_to_prune = pruner or ("median" if prune else None)
-        trials, large = trials or 0, maximize is not None
-        search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
+        objectives = dict.fromkeys(maximize, True) | dict.fromkeys(minimize, False)
+        enqueued = [sweep_plan.read_trial(text) for text in enqueue]
+        search = Search(objectives, trials or 0, how_to_prune, sampler, seed, {}, values, enqueued)
         return sweep_plan.make_search(notebook, axes, search, groups)
-    if maximize or minimize or prune or pruner:
+    if maximize or minimize or enqueue or prune or pruner:
         raise InvalidInput(
-            "--maximize, --minimize, --prune and --pruner have no effect without --search "
-            "optuna; add it, or remove them"
+            "--maximize, --minimize, --enqueue, --prune and --pruner have no effect without "
+            "--search optuna; add it, or remove them"
         )
     if how == "random" and samples is not None:
         raise InvalidInput(
@@ -343,6 +364,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
     with manifest.owned(folder), folders.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
+        best: list[tuple[str, dict[str, float]]] = []
         if trials:
             todo, total, done = trials.open, trials.search.trials, trials.done
         else:
@@ -376,8 +398,10 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
         missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
-            if best := trials.best():
-                report.details(best)
+            best = trials.best()
+            for name, values in best:
+                text = ", ".join(f"{metric} {value:.6g}" for metric, value in values.items())
+                report.details(f"best {text}: {name}")
         state = "completed" if not missing else "failed" if finished else "interrupted"
         manifest.update(folder, state=state, ended=store.now())
     pruned = trials.states["PRUNED"] if trials else 0
@@ -385,6 +409,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
     completed, place = total - missing, displayed_path(folder)
     text = f"{completed} of {total} completed{ended}; result: {place}"
     counts = {"folder": place, "state": state, "total": total, "completed": completed}
+    counts["best"] = [{"folder": name, "objectives": values} for name, values in best]
     members = sweep_members(folder)
     report.result(place if report.quiet else text, counts | {"members": members})
     if missing:

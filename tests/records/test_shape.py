@@ -28,7 +28,7 @@ SWEEP = {
     "state": "completed",
     "notebook": "n.ipynb",
     "members": [{"folder": "001_workers=2", "values": {"workers": 2}, "repeat": 0}],
-    "search": {"metric": "accuracy", "maximize": True, "trials": 3, "axes": {}, "fixed": {}},
+    "search": {"objectives": {"loss": False}, "trials": 3, "axes": {}, "fixed": {}, "enqueued": []},
     "jobs": None,
     "limit": 60.0,
     "slurm": None,

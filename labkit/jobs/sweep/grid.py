@@ -60,7 +60,7 @@ def from_text(name: str, text: str) -> Axis:
         InvalidInput: A value is missing, brackets do not match, or a range is empty.
     """
     values: list[JSON] = []
-    items = _split(name, text)
+    items = split(name, text)
     for item in items:
         axis = _call(name, item)
         if isinstance(axis, Draw):
@@ -71,7 +71,7 @@ def from_text(name: str, text: str) -> Axis:
             return axis
         if not item:
             raise InvalidInput(f"{name}={text} has an empty item; write '' for an empty text")
-        values += axis if axis is not None else [_unquoted(item)]
+        values += axis if axis is not None else [unquoted(item)]
     return tuple(values)
 
 
@@ -241,7 +241,7 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _split(name: str, text: str) -> list[str]:
+def split(name: str, text: str) -> list[str]:
     """Split a text at its commas, except commas in brackets and quotes."""
     items, start, expected, quote = [], 0, [""], ""
     for place, letter in enumerate(text):
@@ -263,7 +263,8 @@ def _split(name: str, text: str) -> list[str]:
     return [item.strip() for item in [*items, text[start:]]]
 
 
-def _unquoted(item: str) -> str:
+def unquoted(item: str) -> str:
+    """Return an item without its quotation marks, if it has any."""
     quoted = len(item) > 1 and item[0] == item[-1] and item[0] in "'\""
     return item[1:-1] if quoted else item
 

@@ -37,7 +37,13 @@ def create(root: Path, name: str, plan: SweepPlan) -> Path:
     folder = store.new_run_directory(root, name)
     record: store.Record = {"notebook": store.recorded_path(plan.notebook), "plan": plan.name}
     record |= {"members": member_records(plan), "search": plan.search and plan.search.to_json()}
-    state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
+    state: store.Record = {
+        "state": "queued",
+        "started": None,
+        "ended": None,
+        "jobs": None,
+        "limit": None,
+    }
     state |= {"retries": 0}
     slurm: store.Record = {"slurm": None, "elements": []}
     store.write_json(folder / FILE, record | state | slurm | store.this_process())
