@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,17 @@ from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.prestart import prestart
-from labkit.cli.shared_options import PARAMETER, OfNotebook, Target, experiment_of, place, placed
+from labkit.cli.shared_options import (
+    NOTIFY,
+    PARAMETER,
+    OfNotebook,
+    Report,
+    Target,
+    experiment_of,
+    place,
+    placed,
+    reports,
+)
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
@@ -39,6 +50,7 @@ from labkit.records.endings import interruption_text, terminate
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
+    from labkit.jobs.listing import Entry
     from labkit.jobs.running import Follow
     from labkit.records.run import Run
 
@@ -137,7 +149,9 @@ app.add_command(prestart)
 @click.option("--check", is_flag=True, help="Only check the parameters; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
 @click.option("--resume", is_flag=True, help="Resume the newest interrupted run of the notebook.")
+@NOTIFY
 @placed
+@reports("the folder of the result")
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
@@ -149,6 +163,8 @@ def run(
     check: bool,
     force: bool,
     resume: bool,
+    notify: list[str],
+    report: Report,
     **where: Any,
 ) -> None:
     """Run a notebook or an experiment's YAML file.
@@ -156,7 +172,11 @@ def run(
     TARGET is the path of the notebook or the YAML file. The option -p overrides -y, and -y
     overrides -f. If TARGET is a notebook, --help also lists the parameters of the notebook.
     Example: labkit run notebooks/tour.ipynb --help
+
+    With --json, the result is an object: `folder` of the records (null with --check), `state`,
+    `cause`, first failed `rank`, and `runs`, a list of objects as in `labkit ls --json`.
     """
+    from labkit.jobs.notify import notifying
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.jobs.running import following
 
@@ -172,26 +192,33 @@ def run(
     # The values of the option -p override the options -y and -f. The values of the option -p are
     # therefore added last.
     values |= dict(parameters)
-    followed = following(root, mlflow, tensorboard)
-    if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, values, root, check, force, resume, followed)
-    else:
-        _run_notebook(target, values, root, check, force, resume, followed)
+    kind = _run_experiment if target.suffix in (".yaml", ".yml") else _run_notebook
+    with notifying(notify, target) as notified:
+        followed = following(root, mlflow, tensorboard, notified)
+        kind(target, values, root, check, force, resume, followed, report)
 
 
 @app.command("ls")
 @click.argument("folder", default="runs", type=FOLDER)
-def list_runs(folder: Path) -> None:
+@reports("names")
+def list_runs(folder: Path, report: Report) -> None:
     """List the jobs and runs of a folder.
 
     The columns are state, duration, accuracy, samples/s, weight verification, and cause of failure.
+
+    With --json, the result is a list of objects: `name` (path below FOLDER), `kind` (sweep, job or
+    run), `state`, `seconds`, `accuracy` (from 0 to 1), `samples_per_second`, `equivalence`,
+    `cause`, and first failed `rank`. Unknown numbers are null.
     """
     from labkit.jobs import listing
 
-    rows, skipped = listing.jobs_and_runs(folder)
+    entries, skipped = listing.jobs_and_runs(folder)
     for line in skipped:
-        say(line, err=True)
-    say(listing.table(rows) if rows else f"no runs in {folder}")
+        report.error(line)
+    text = listing.table([entry.row for entry in entries]) if entries else f"no runs in {folder}"
+    if report.quiet:
+        text = "\n".join(entry.name for entry in entries)
+    report.result(text, [entry._asdict() for entry in entries])
 
 
 @app.command()
@@ -222,6 +249,7 @@ def stop(folder: Path) -> None:
     type=FOLDER,
     help="Also write the runs as TensorBoard logs to this folder.",
 )
+@reports("the path of the figure")
 def compare(
     paths: tuple[Path, ...],
     output: Path,
@@ -229,29 +257,39 @@ def compare(
     parquet: Path | None,
     mlflow: str | None,
     tensorboard: Path | None,
+    report: Report,
 ) -> None:
-    """Compare runs in a table and in a figure (HTML)."""
+    """Compare runs in a table and in a figure (HTML).
+
+    With --json, the result is an object: `figure`, the path of the figure, and `runs`, a list of
+    objects with all parameters and metrics of each run, as in the CSV file. Missing values are
+    null.
+    """
     from pandas import option_context
 
     from labkit import figures
     from labkit.figures.kit.canvas import html_page
     from labkit.jobs.listing import displayed_path
-    from labkit.records.export import export, to_mlflow, to_tensorboard
+    from labkit.records.export import export, export_table, to_mlflow, to_tensorboard
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
     with option_context("display.unicode.east_asian_width", True):
-        say(figures.table(runs).to_string(na_rep=""))
+        report.details(figures.table(runs).to_string(na_rep=""))
     write_atomically(_ready(output), html_page(figures.compare(runs)))
-    say(f"figure: {displayed_path(output)}")
+    figure = displayed_path(output)
+    # JSON has no NaN, so missing values become None, in columns that may contain None.
+    columns = export_table(runs).astype(object)
+    rows = columns.where(columns.notna(), None).to_dict("records")
+    report.result(figure if report.quiet else f"figure: {figure}", {"figure": figure, "runs": rows})
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
-            say(f"table: {displayed_path(export(runs, path, kind))}")
+            report.details(f"table: {displayed_path(export(runs, path, kind))}")
     if mlflow is not None:
-        say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
+        report.details(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        say(f"TensorBoard: tensorboard --logdir {shlex.quote(str(tensorboard))}")
+        report.details(f"TensorBoard: tensorboard --logdir {shlex.quote(str(tensorboard))}")
 
 
 @app.command()
@@ -315,19 +353,26 @@ def trace(path: Path, output: Path) -> None:
     help="Hosts with their numbers of ranks, such as a:2,b:2, or a host file; requires "
     "--launcher hosts.",
 )
-def doctor(launcher: str, hosts: str) -> None:
+@reports("problems")
+def doctor(launcher: str, hosts: str, report: Report) -> None:
     """Check this machine, and print a fix for each problem.
 
     Each check prints its result on one line. If the result is a problem, its line ends with a
     command that fixes the problem.
+
+    With --json, the result is a list of objects: `state` (ok, note or broken), the description
+    `what`, and `fix`, a command or advice, or "".
     """
+    from dataclasses import asdict
+
     from labkit.cli.doctor import checks_of, examine
 
-    broken = False
+    findings = []
     for finding in examine(checks_of(launcher, hosts)):
-        say(finding.line)
-        broken = broken or finding.broken
-    sys.exit(1 if broken else 0)
+        findings.append(finding)
+        shown = not report.quiet or finding.state != "ok"
+        report.result(finding.line if shown else "", [asdict(each) for each in findings])
+    sys.exit(1 if any(finding.broken for finding in findings) else 0)
 
 
 @app.command()
@@ -424,11 +469,12 @@ def _run_notebook(
     force: bool,
     resume: bool,
     followed: AbstractContextManager[Follow],
+    report: Report,
 ) -> None:
     from labkit.cluster import early_start
     from labkit.jobs import estimate, parameters
     from labkit.jobs.first_cluster import first_cluster
-    from labkit.jobs.listing import displayed_path, run_row, table
+    from labkit.jobs.listing import displayed_path, run_entry, table
     from labkit.jobs.notebook import execute
     from labkit.records.run import load_runs
 
@@ -437,20 +483,25 @@ def _run_notebook(
     # The command prints the time estimate on stderr, so that pipes receive only results.
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
+        report.result("", _summary(None, "checked"))
         return
     require("train")
     with followed as follow, early_start.early_engines(first_cluster(notebook, values)):
-        job = execute(notebook, values, root, follow, resume)
-    runs = load_runs(job.path)
-    if runs:
-        say(table([run_row(run, run.path.name) for run in runs]))
-    if job.state == "completed":
-        say(f"result: {displayed_path(job.path)}")
+        job = execute(notebook, values, root, follow, resume, show=not report.quiet)
+    entries = [run_entry(run, run.path.name) for run in load_runs(job.path)]
+    if entries:
+        report.details(table([entry.row for entry in entries]))
+    place = displayed_path(job.path)
+    text = place if report.quiet else f"result: {place}"
+    completed = job.state == "completed"
+    summary = _summary(place, job.state, entries, job.cause, job.rank)
+    report.result(text if completed else "", summary)
+    if completed:
         return
     rank = "" if job.rank is None else f" on rank {job.rank}"
     record = displayed_path(job.path / "output.ipynb")
     message = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
-    say(f"labkit: {message}", err=True)
+    report.error(f"labkit: {message}")
     # If a notebook cell raises InvalidInput, the command exits with code 2. An invalid option also
     # causes exit code 2.
     refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
@@ -465,17 +516,19 @@ def _run_experiment(
     force: bool,
     resume: bool,
     followed: AbstractContextManager[Follow],
+    report: Report,
 ) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
-    from labkit.jobs.listing import displayed_path, run_row, table
+    from labkit.jobs.listing import displayed_path, run_entry, table
     from labkit.records.checkpoints import RESUME_VARIABLE
 
     experiment = experiment_of(path, overrides)
     estimate.refuse(experiment.ranks, force)
     say(estimate.of_experiment(experiment.to_json(), root, experiment.ranks), err=True)
     if check:
+        report.result("", _summary(None, "checked"))
         return
     folder = root / path.stem
     # The variable LABKIT_JOB tells the cluster the folder for its runs, as in a notebook's job.
@@ -489,8 +542,23 @@ def _run_experiment(
     except RankError as error:
         kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
         raise kind(f"{error}; record: {displayed_path(folder)}") from error
-    say(table([run_row(result, result.name)]))
-    say(f"result: {displayed_path(result.path)}")
+    entry = run_entry(result, result.name)
+    report.details(table([entry.row]))
+    place = displayed_path(result.path)
+    text = place if report.quiet else f"result: {place}"
+    report.result(text, _summary(place, entry.state, [entry]))
+
+
+def _summary(
+    folder: str | None,
+    state: str,
+    entries: Sequence[Entry] = (),
+    cause: str | None = None,
+    rank: int | None = None,
+) -> dict[str, Any]:
+    """Return the result of `labkit run --json`."""
+    runs = [entry._asdict() for entry in entries]
+    return {"folder": folder, "state": state, "cause": cause, "rank": rank, "runs": runs}
 
 
 def _ready(output: Path) -> Path:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from labkit.bench.command import numbers
+from labkit.cli.shared_options import Report, experiment_named, reports
 from labkit.cli.simulate import network_of
-from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.forecast import Forecast
@@ -62,19 +61,14 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> l
     help="Number of training steps whose time and cost are forecast.  [default: all epochs of "
     "the experiment]",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print all forecast quantities, and the source of each quantity, as JSON.",
-)
+@reports("the table")
 def forecast(
     experiment: str,
     fields: tuple[tuple[str, str], ...],
     workers: list[int] | None,
     network: str | None,
     calibration: Path | None,
-    as_json: bool,
+    report: Report,
     **prices: Any,
 ) -> None:
     """Predict an experiment's step time, traffic, cost and energy.
@@ -85,20 +79,20 @@ def forecast(
 
     labkit forecast mlp -p dataset mnist -p strategy '{name: AllReduce, schedule: overlap}'
     --network 10GbE
+
+    With --json, the result is a list with one object for each number of workers: all forecast
+    quantities with their units, and the source of each quantity.
     """
-    from labkit.cli.shared_options import experiment_named
     from labkit.jobs.listing import table
 
     spec = experiment_named(experiment, dict(fields))
     world = None if network is None else network_of(network)
     counts = workers or ([2**k for k in range(7)] if world else sorted({1, spec.workers}))
     forecasts = [spec.forecast(count, world, calibration, **prices) for count in counts]
-    if as_json:
-        say(json.dumps([row.to_json() for row in forecasts], indent=1, allow_nan=False))
-        return
-    say(f"{forecasts[-1].label} on {forecasts[-1].where}")
-    say(table([_row(row) for row in forecasts], HEAD))
-    say(table(list(forecasts[-1].sources), ("quantity", "source")))
+    report.details(f"{forecasts[-1].label} on {forecasts[-1].where}")
+    text = table([_row(row) for row in forecasts], HEAD)
+    report.result(text, [row.to_json() for row in forecasts])
+    report.details(table(list(forecasts[-1].sources), ("quantity", "source")))
 
 
 def _row(forecast: Forecast) -> list[str]:

@@ -1,18 +1,24 @@
-"""Options that several commands share: notebooks, parameters, and the placement of ranks."""
+"""Options that several commands share: notebooks, parameters, output, and placement of ranks."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from functools import wraps
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -123,6 +129,111 @@ def _declaration(parameter: NotebookParameter) -> str:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Report(ExitStack):
+    """The output of a command with the options --quiet and --json; a context of the command.
+
+    With --quiet, stderr receives only errors. With --json, stdout receives one JSON value at the
+    end of the command, and all other output goes to stderr, also that of child processes.
+    """
+
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        super().__init__()
+        self.quiet, self.as_json = quiet, as_json
+        self._json: str | None = None
+
+    def __enter__(self) -> Self:
+        self._stdout, self._stderr = sys.stdout, sys.stderr
+        if self.as_json:
+            sys.stdout.flush()
+            descriptor = os.dup(1)  # Child processes inherit the file descriptor 1 as their stdout.
+            self.callback(os.close, descriptor)
+            self.callback(os.dup2, descriptor, 1)
+            os.dup2(2, 1)
+            self.enter_context(redirect_stdout(sys.stderr))
+        if self.quiet:
+            sink = self.enter_context(open(os.devnull, "w"))
+            self.enter_context(redirect_stderr(sink))
+            if self.as_json:
+                self.enter_context(redirect_stdout(sink))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        suppressed = super().__exit__(kind, error, traceback)
+        if self._json is not None:
+            click.echo(self._json)
+        return bool(suppressed)
+
+    def details(self, text: str) -> None:
+        """Print a part of the result that --quiet and --json omit."""
+        if not self.quiet and not self.as_json:
+            say(text)
+
+    def result(self, text: str, value: Any) -> None:
+        """Print the result as text, or at the end of the command as JSON, with null for NaN."""
+        if self.as_json:
+            self._json = json.dumps(_finite(value), indent=1, allow_nan=False)
+        elif text:
+            say(text)
+
+    def error(self, text: str) -> None:
+        """Print an error on stderr, also with --quiet."""
+        with redirect_stderr(self._stderr):
+            say(text, err=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def reports(result: str) -> Callable[[F], F]:
+    """Add --quiet and --json to a command, which receives a `Report` as its argument `report`.
+
+    Args:
+        result: What --quiet prints, for the help text.
+    """
+
+    def decorate(command: F) -> F:
+        @click.option("-q", "--quiet", is_flag=True, help=f"Print only errors and {result}.")
+        @click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print the result as one JSON value on stdout; all other output goes to stderr.",
+        )
+        @wraps(command)
+        def reported(*arguments: Any, quiet: bool, as_json: bool, **options: Any) -> Any:
+            with Report(quiet, as_json) as report:
+                return command(*arguments, report=report, **options)
+
+        return reported  # type: ignore[return-value]
+
+    return decorate
+
+
+def _notify_words(_: click.Context, __: click.Parameter, command: str | None) -> list[str]:
+    from labkit.jobs.notify import command_words
+
+    return [] if command is None else command_words(command)
+
+
+NOTIFY = click.option(
+    "--notify",
+    metavar="COMMAND",
+    callback=_notify_words,
+    help="Execute a command once when the job ends, without a shell. Its environment variables "
+    "LABKIT_JOB_STATE, _FOLDER, _NOTEBOOK, _EXIT_CODE and _SUMMARY describe the job.",
+)
 
 LAUNCHER = click.option(
     "--launcher",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.cli.shared_options import OfNotebook, Target, complete_assignment, complete_parameter
+from labkit.cli.shared_options import (
+    NOTIFY,
+    OfNotebook,
+    Report,
+    Target,
+    complete_assignment,
+    complete_parameter,
+    reports,
+)
 from labkit.common.errors import InvalidInput
 from labkit.common.imports import require
 from labkit.common.quantities import parse_limit
@@ -55,6 +63,13 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
     shell_complete=complete_parameter,
 )
 @click.option(
+    "--zip",
+    "zipped",
+    metavar="NAME,NAME",
+    multiple=True,
+    help="Pair the values of these parameters instead of combining all their values.",
+)
+@click.option(
     "--random", "samples", metavar="N", type=int, help="Run N random combinations of the values."
 )
 @click.option("--seed", type=int, default=None, help="Seed of --random and --search.  [default: 0]")
@@ -66,10 +81,23 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 )
 @click.option("--trials", metavar="N", type=int, help="Number of trials of --search.")
 @click.option(
-    "--maximize", metavar="NAME", help="Metric of the runs that Optuna maximizes, e.g. accuracy."
+    "--maximize",
+    metavar="NAME",
+    multiple=True,
+    help="Metric of the runs that Optuna maximizes, e.g. accuracy.",
 )
 @click.option(
-    "--minimize", metavar="NAME", help="Metric of the runs that Optuna minimizes, e.g. test_loss."
+    "--minimize",
+    metavar="NAME",
+    multiple=True,
+    help="Metric of the runs that Optuna minimizes, e.g. test_loss. --maximize and --minimize may "
+    "be repeated, and given together, for several objectives.",
+)
+@click.option(
+    "--enqueue",
+    metavar="NAME=VALUE,...",
+    multiple=True,
+    help="Values of one of the first trials, e.g. a=1,b=2; Optuna chooses missing values.",
 )
 @click.option("--prune", is_flag=True, help="Stop unpromising trials early, by Optuna's pruner.")
 @click.option("--pruner", type=click.Choice(PRUNERS), help="Optuna's pruner.  [default: median]")
@@ -100,6 +128,12 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
     help="Time limit of each notebook run, in seconds or as text such as 10min.",
 )
 @click.option(
+    "--retries",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Execute each failed notebook run up to N more times.  [default: 0]",
+)
+@click.option(
     "--resume",
     is_flag=True,
     help="Continue an earlier sweep with the notebook runs that are not completed.",
@@ -110,6 +144,8 @@ INTERRUPTED = 130  # The exit code of shells after Ctrl-C is 130.
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the values; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
+@NOTIFY
+@reports("the folder of the sweep")
 def sweep(
     target: Path,
     resume: bool,
@@ -119,20 +155,29 @@ def sweep(
     tensorboard: Path | None,
     check: bool,
     force: bool,
+    notify: list[str],
+    report: Report,
     **values: Any,
 ) -> None:
     """Run a notebook with every combination of parameter values.
 
     Give the values of a parameter as name=a,b,c or name=range(1,5). Each combination of values runs
-    as a job. A job has a folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
+    as a job. With `a=1,2 b=3,4 --zip a,b`, the combinations are a=1, b=3 and a=2, b=4. A job has a
+    folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat
     the command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
+
+    With --json, the result is an object: `folder` (null with --check), `state`, `total` and
+    `completed` numbers of notebook runs, and `members`, a list of objects. Each has `folder`,
+    `values`, `repeat`, `state`, `seconds`, `cause`, and first failed `rank`. The list `best` has
+    `folder` and `objectives` of the best trials of a search.
     """
     from labkit.jobs import estimate
+    from labkit.jobs.notify import notifying
     from labkit.jobs.running import following
     from labkit.jobs.sweep import manifest
 
     sampler = values.pop("sampler")
-    options = _options(values.pop("jobs"), values.pop("limit"))
+    options = _options(values.pop("jobs"), values.pop("limit"), values.pop("retries"))
     options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
         # The record of a sweep contains its parameter values, which a resumed sweep uses again.
@@ -156,22 +201,42 @@ def sweep(
     total = plan.search.trials if plan.search else len(plan.members)
     if queued is None:
         estimate.refuse(max(most, _concurrent_ranks(plan, options.get("jobs") or 1)), force)
-    elif plan.search:
-        raise InvalidInput(
-            "--launcher slurm submits all notebook runs at once, but --search chooses each trial "
-            "from earlier results; remove --search or --launcher"
-        )
+    else:
+        _refuse_in_slurm(plan, options)
     if check:
-        say(f"{total} members")
+        record: Record = {
+            "folder": None,
+            "state": "checked",
+            "total": total,
+            "completed": 0,
+            "best": [],
+        }
+        report.result(f"{total} members", record | {"members": manifest.member_records(plan)})
         return
     require("train")
     if plan.search:
         require("search")
-    with following(root, mlflow, tensorboard) as follow:
+    with (
+        notifying(notify, plan.notebook) as notified,
+        following(root, mlflow, tensorboard, notified) as follow,
+    ):
         if folder is None:  # The option --resume also creates a sweep if no earlier sweep exists.
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
-        _run(folder, plan, manifest.read(folder) | options)
+        _run(folder, plan, manifest.read(folder) | options, report)
+
+
+def _refuse_in_slurm(plan: SweepPlan, options: Record) -> None:
+    if plan.search:
+        raise InvalidInput(
+            "--launcher slurm submits all notebook runs at once, but --search chooses each trial "
+            "from earlier results; remove --search or --launcher"
+        )
+    if options.get("retries"):
+        raise InvalidInput(
+            "--launcher slurm submits each notebook run once, so --retries has no effect; remove "
+            "--retries, and execute failed notebook runs again with --resume"
+        )
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
@@ -188,9 +253,9 @@ def _slurm_options(launcher: str | None, options: str | None) -> Record:
     return {"slurm": None if launcher == "local" else options or ""}
 
 
-def _options(jobs: str | None, limit: str | None) -> Record:
+def _options(jobs: str | None, limit: str | None, retries: int | None) -> Record:
     """Validate the options --jobs and --limit; return a record ("jobs": None means auto)."""
-    options: Record = {}
+    options: Record = {} if retries is None else {"retries": retries}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
             raise InvalidInput(
@@ -207,13 +272,15 @@ def _plan(
     assignments: tuple[str, ...],
     file: Path | None,
     fixed: tuple[tuple[str, str], ...],
+    zipped: tuple[str, ...],
     samples: int | None,
     seed: int | None,
     repeats: int | None,
     how: str | None,
     trials: int | None,
-    maximize: str | None,
-    minimize: str | None,
+    maximize: tuple[str, ...],
+    minimize: tuple[str, ...],
+    enqueue: tuple[str, ...],
     prune: bool,
     pruner: str | None,
     sampler: str,
@@ -223,7 +290,8 @@ def _plan(
     from labkit.jobs.sweep import sweep_plan
     from labkit.jobs.sweep.sweep_plan import Search
 
-    axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
+    axes, drawn, groups = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {}, [])
+    groups += [[name.strip() for name in names.split(",")] for names in zipped]
     values = dict(fixed)
     # A value from the option -p replaces the list of values in the sweep file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
@@ -239,29 +307,30 @@ def _plan(
             "--search and --trials must be given together, such as --search optuna --trials 40"
         )
     if how == "optuna":
-        if (maximize is None) == (minimize is None):
+        if not (maximize or minimize) or len({*maximize, *minimize}) < len(maximize + minimize):
             raise InvalidInput(
-                "--search optuna requires either --maximize NAME or --minimize NAME, such as "
-                "--maximize accuracy"
+                "--search optuna requires --maximize NAME or --minimize NAME, such as --maximize "
+                "accuracy, and each name once"
             )
         if samples is not None or repeats is not None:
             raise InvalidInput("--search optuna allows neither --random nor --repeats; remove them")
-        metric = maximize or minimize or ""
         how_to_prune = pruner or ("median" if prune else None)
-        trials, large = trials or 0, maximize is not None
-        search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
-        return sweep_plan.make_search(notebook, axes, search)
-    if maximize or minimize or prune or pruner:
+        objectives = dict.fromkeys(maximize, True) | dict.fromkeys(minimize, False)
+        enqueued = [sweep_plan.read_trial(text) for text in enqueue]
+        search = Search(objectives, trials or 0, how_to_prune, sampler, seed, {}, values, enqueued)
+        return sweep_plan.make_search(notebook, axes, search, groups)
+    if maximize or minimize or enqueue or prune or pruner:
         raise InvalidInput(
-            "--maximize, --minimize, --prune and --pruner have no effect without --search "
-            "optuna; add it, or remove them"
+            "--maximize, --minimize, --enqueue, --prune and --pruner have no effect without "
+            "--search optuna; add it, or remove them"
         )
     if how == "random" and samples is not None:
         raise InvalidInput(
             "--search random --trials N and --random N mean the same; give only one of them"
         )
     samples = trials if how == "random" else samples
-    spec = sweep_plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
+    repeats = 1 if repeats is None else repeats
+    spec = sweep_plan.SweepSpec(axes, values, samples, seed, repeats, groups)
     made = sweep_plan.make(notebook, spec)
     return made, max(member.workers for member in made.members)
 
@@ -283,10 +352,10 @@ def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
     return sweep_plan.again(notebook, record["members"], search)
 
 
-def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
+def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
     """Execute the uncompleted notebook runs of a sweep; exit with 1 or 130 if any remain."""
     from labkit.jobs.elements import check_ended, open_elements, query_elements
-    from labkit.jobs.listing import displayed_path
+    from labkit.jobs.listing import displayed_path, sweep_members
     from labkit.jobs.sweep import manifest
     from labkit.jobs.sweep.array import Array, arrays
     from labkit.jobs.sweep.progress_screen import SweepScreen
@@ -299,13 +368,15 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     with manifest.owned(folder), folders.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
+        best: list[tuple[str, dict[str, float]]] = []
         if trials:
             todo, total, done = trials.open, trials.search.trials, trials.done
         else:
             todo = [member for member in plan.members if not manifest.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
-        say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
-        options = {name: record[name] for name in ("jobs", "limit", "slurm")}
+        earlier = f", {done} done" if done else ""
+        report.details(f"{displayed_path(folder)}: {total} members{earlier}")
+        options = {name: record[name] for name in ("jobs", "limit", "slurm", "retries")}
         words = options["slurm"]
         # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
         # array may still be queued.
@@ -321,7 +392,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         manifest.update(folder, state="running", started=store.now(), ended=None, **options)
         screen = SweepScreen(total, done)
         if words is None:
-            scheduler = Scheduler(plan, folder, record["jobs"], record["limit"], screen)
+            jobs, limit, retries = options["jobs"], options["limit"], options["retries"]
+            scheduler = Scheduler(plan, folder, jobs, limit, screen, retries)
             finished = scheduler.run(todo, trials)
         else:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
@@ -330,21 +402,27 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
-            if best := trials.best():
-                say(best)
+            best = trials.best()
+            for name, values in best:
+                text = ", ".join(f"{metric} {value:.6g}" for metric, value in values.items())
+                report.details(f"best {text}: {name}")
         state = "completed" if not missing else "failed" if finished else "interrupted"
         manifest.update(folder, state=state, ended=store.now())
     pruned = trials.states["PRUNED"] if trials else 0
     ended = f" ({pruned} pruned)" if pruned else ""
-    say(f"{total - missing} of {total} completed{ended}; result: {displayed_path(folder)}")
+    completed, place = total - missing, displayed_path(folder)
+    text = f"{completed} of {total} completed{ended}; result: {place}"
+    counts = {"folder": place, "state": state, "total": total, "completed": completed}
+    counts["best"] = [{"folder": name, "objectives": values} for name, values in best]
+    members = sweep_members(folder)
+    report.result(place if report.quiet else text, counts | {"members": members})
     if missing:
-        place = shlex.quote(str(displayed_path(folder)))
+        place = shlex.quote(place)
         # The record of a sweep contains no absolute notebook path, so the user must repeat the
         # command.
         there = plan.notebook.is_absolute()
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
-        say(
-            f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}",
-            err=True,
+        report.error(
+            f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}"
         )
         sys.exit(1 if finished else INTERRUPTED)

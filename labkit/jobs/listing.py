@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
 from labkit.common.files import cache_folder, fingerprint
@@ -19,14 +20,59 @@ from labkit.jobs.elements import Elements
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 from labkit.records.folders import Folder, folders, read_run, skip_message, skipped_links
-from labkit.records.run import Run, equivalence_failed, key_metrics, run_from_records
+from labkit.records.run import Run, key_metrics, run_from_records
 
 LEAST = 500  # A cache saves time only for at least `LEAST` folders.
-Row = tuple[str, ...]
+CAUSE_WIDTH = 80
+
+
+class Entry(NamedTuple):
+    """A sweep, job or run of a listing; its fields are those of `labkit ls --json`.
+
+    Attributes:
+        name: Path below the listed folder.
+        state: State, see `store.STATES`.
+        kind: "sweep", "job" or "run".
+        seconds: Duration in seconds, for a running process until now; None if it is unknown.
+        accuracy: Accuracy on held-out data, from 0 to 1; None without this metric.
+        samples_per_second: Training speed; None without this metric, and if the equivalence check
+            failed.
+        equivalence: Verdict of the equivalence check; "" without check.
+        cause: Cause of a failure or interruption. For a sweep, counts of its notebook runs by
+            state.
+        rank: First failed rank, or None.
+    """
+
+    name: str
+    state: str
+    kind: str = "job"
+    seconds: float | None = None
+    accuracy: float | None = None
+    samples_per_second: float | None = None
+    equivalence: str = ""
+    cause: str = ""
+    rank: int | None = None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The texts of a table row, in the order of HEAD."""
+        withheld = "withheld" if self.equivalence == "failed" else ""
+        speed = self.samples_per_second
+        first_line = self.cause.split("\n")[0]
+        cause = first_line if self.rank is None else f"rank {self.rank}: {first_line}"
+        return (
+            self.name,
+            self.state,
+            "" if self.seconds is None else duration_text(self.seconds),
+            "" if self.accuracy is None else f"{self.accuracy:.2%}",
+            withheld if speed is None else f"{speed:,.0f}",
+            self.equivalence,
+            cause if len(cause) <= CAUSE_WIDTH else f"{cause[: CAUSE_WIDTH - 1]}…",
+        )
 
 
 class ListingCache:
-    """A cache of table rows, one per ended run, with the sizes and times of the run's files.
+    """A cache of entries, one per ended run, with the sizes and times of the run's files.
 
     The cache is in the user's cache folder, not in the folder of runs. Another user's folder of
     runs could contain a forged cache. A cache file is rebuilt if it is missing, damaged or from
@@ -40,22 +86,22 @@ class ListingCache:
         self._name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:32]
         self._made_by = fingerprint()
         self._known = self._read()
-        self._now: dict[str, tuple[str, Row]] = {}
+        self._now: dict[str, tuple[str, Entry]] = {}
 
-    def row(self, name: str, folder: Folder, read: Callable[[], Row | str]) -> Row | str:
-        """Return a run's cached row if its files are unchanged; otherwise, return `read()`."""
+    def entry(self, name: str, folder: Folder, read: Callable[[], Entry | str]) -> Entry | str:
+        """Return a run's cached entry if its files are unchanged; otherwise, return `read()`."""
         stamp = _stamp(folder)
-        cached_stamp, row = self._known.get(name, ("", ()))
+        cached_stamp, cached_entry = self._known.get(name, ("", Entry("", "")))
         if cached_stamp == stamp:
-            self._now[name] = stamp, row
-            return row
-        new_row = read()
-        if not isinstance(new_row, str) and new_row[1] in store.END_STATES:
-            self._now[name] = stamp, new_row
-        return new_row
+            self._now[name] = stamp, cached_entry
+            return cached_entry
+        entry = read()
+        if not isinstance(entry, str) and entry.state in store.END_STATES:
+            self._now[name] = stamp, entry
+        return entry
 
     def save(self) -> None:
-        """Write the current rows to the cache file if they differ from the cached rows."""
+        """Write the current entries to the cache file if they differ from the cached entries."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
             # The listing also works if the cache cannot be written.
@@ -65,13 +111,13 @@ class ListingCache:
     def _file(self) -> Path:
         return cache_folder("listings") / f"{self._name}.json"
 
-    def _read(self) -> dict[str, tuple[str, Row]]:
+    def _read(self) -> dict[str, tuple[str, Entry]]:
         try:
             cached = json.loads(self._file().read_bytes())
             if cached["made_by"] != self._made_by:
                 return {}
             rows = cached["rows"].items()
-            return {name: (str(stamp), tuple(map(str, row))) for name, (stamp, row) in rows}
+            return {name: (str(stamp), Entry(*fields)) for name, (stamp, fields) in rows}
         except (OSError, LabkitError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
@@ -89,13 +135,12 @@ def _stamp(folder: Folder) -> str:
 
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "equivalence", "cause")
-CAUSE_WIDTH = 80
 
 
-def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
-    """Return one table row per sweep, job and run below `root`, and one message per bad record."""
+def jobs_and_runs(root: Path) -> tuple[list[Entry], list[str]]:
+    """Return one entry per sweep, job and run below `root`, and one message per bad record."""
     skipped: list[str] = []
-    rows: dict[str, Row] = {}
+    entries: dict[str, Entry] = {}
     all_folders = list(folders(root))
     slurm = Elements()
     listed = ListingCache(root) if len(all_folders) >= LEAST else None
@@ -104,35 +149,36 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
         skipped += skipped_links(folder, root)
         try:
             if folder.is_run:
-                # Each record is dropped after its table row is created. Thousands of records would
+                # Each record is dropped after its entry is created. Thousands of records would
                 # fill the memory and slow down the garbage collector.
-                read_row = partial(_read, folder, name, slurm)
-                row = read_row() if listed is None else listed.row(name, folder, read_row)
-                if isinstance(row, str):
-                    skipped.append(skip_message(folder, root, row))
+                read = partial(_read, folder, name, slurm)
+                entry = read() if listed is None else listed.entry(name, folder, read)
+                if isinstance(entry, str):
+                    skipped.append(skip_message(folder, root, entry))
                 else:
-                    rows[folder.path] = row
+                    entries[folder.path] = entry
             elif folder.name_problem and not folder.files.isdisjoint(
                 ("params.yaml", manifest.FILE)
             ):
                 skipped.append(skip_message(folder, root, folder.name_problem))
                 continue
             if "params.yaml" in folder.files:
-                rows[folder.path] = job_row(Path(folder.path), name, slurm)
+                entries[folder.path] = job_entry(Path(folder.path), name, slurm)
             if manifest.FILE in folder.files:
-                rows |= sweep_rows(Path(folder.path), name, slurm)
+                entries |= sweep_entries(Path(folder.path), name, slurm)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
     if listed is not None:
         listed.save()
-    # Rows are sorted by path. Each sweep is followed by its jobs, and each job by its runs.
-    return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
+    # Entries are sorted by path. Each sweep is followed by its jobs, and each job by its runs.
+    paths = sorted(entries, key=lambda path: path.split("/"))
+    return [entries[path] for path in paths], skipped
 
 
-def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
-    """Return the table row of a run, or the reason why it has no row."""
+def _read(folder: Folder, name: str, slurm: Elements) -> Entry | str:
+    """Return the entry of a run, or the reason why it has no entry."""
     read = read_run(folder)
-    return read if isinstance(read, str) else run_row(run_from_records(read), name, slurm)
+    return read if isinstance(read, str) else run_entry(run_from_records(read), name, slurm)
 
 
 def _name(path: str, root: Path) -> str:
@@ -141,44 +187,51 @@ def _name(path: str, root: Path) -> str:
     return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
-def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return a dict from path to row: the sweep, with job counts by state, and unstarted jobs."""
+def sweep_entries(path: Path, name: str, slurm: Elements) -> dict[str, Entry]:
+    """Return a dict from path to entry: the sweep, with job counts by state, and unstarted jobs."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
-    rows: dict[str, Row] = {
-        str(path): (name, status["state"], _duration(status), "", "", "", cause)
+    entries = {
+        str(path): Entry(name, status["state"], "sweep", seconds=elapsed(status), cause=cause)
     }
     for member in status["members"]:
         job = path / member["folder"]
         if not os.path.exists(job):
-            rows[str(job)] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
-    return rows
+            entries[str(job)] = Entry(f"{name}/{job.name}", "queued")
+    return entries
 
 
-def job_row(path: Path, name: str, slurm: Elements) -> Row:
-    """Return the table row of a notebook's job: state, duration and cause, but no results."""
+def sweep_members(path: Path) -> list[store.Record]:
+    """Return one record per notebook run of a sweep, for `labkit sweep --json`."""
+    members: list[store.Record] = manifest.read(path)["members"]
+    for member in members:
+        status = manifest.status_of(path / member["folder"]) or {"state": "queued"}
+        member |= {"state": status["state"], "seconds": elapsed(status), **_cause(status)}
+    return members
+
+
+def job_entry(path: Path, name: str, slurm: Elements) -> Entry:
+    """Return the entry of a notebook's job: state, duration and cause, but no results."""
     status = slurm.present_status(store.read_status(path))
-    return name, status["state"], _duration(status), "", "", "", _cause(status)
+    return Entry(name, status["state"], seconds=elapsed(status), **_cause(status))
 
 
-def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
-    """Return a run's table row: state, duration, accuracy, samples/s, equivalence and cause."""
-    status, metrics = run.status, key_metrics(run)
-    status = slurm.present_status(status) if slurm else status
-    accuracy = metrics.get("test_accuracy")
-    speed = metrics.get("samples_per_second")
-    withheld = "withheld" if equivalence_failed(run) else ""
-    return (
+def run_entry(run: Run, name: str, slurm: Elements | None = None) -> Entry:
+    """Return the entry of a run, with its results."""
+    metrics = key_metrics(run)
+    status = slurm.present_status(run.status) if slurm else run.status
+    return Entry(
         name,
         status["state"],
-        _duration(status),
-        "" if accuracy is None else f"{accuracy:.2%}",
-        withheld if speed is None else f"{speed:,.0f}",
+        "run",
+        elapsed(status),
+        metrics.get("test_accuracy"),
+        metrics.get("samples_per_second"),
         (run.metrics.get("equivalence") or {}).get("verdict", ""),
-        _cause(status),
+        **_cause(status),
     )
 
 
@@ -244,13 +297,5 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     return jobs, sweeps
 
 
-def _duration(status: store.Record) -> str:
-    seconds = elapsed(status)
-    return "" if seconds is None else duration_text(seconds)
-
-
-def _cause(status: store.Record) -> str:
-    cause = str(status.get("cause") or "").split("\n")[0]
-    rank = status.get("rank")
-    text = f"rank {rank}: {cause}" if rank is not None else cause
-    return text if len(text) <= CAUSE_WIDTH else f"{text[: CAUSE_WIDTH - 1]}…"
+def _cause(status: store.Record) -> store.Record:
+    return {"cause": str(status.get("cause") or ""), "rank": status.get("rank")}

@@ -38,6 +38,7 @@ def execute(
     root: Path | str = "runs",
     on_start: Callable[[Path], None] = lambda path: None,
     resume: bool = False,
+    show: bool = True,
 ) -> JobResult:
     """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
@@ -56,6 +57,7 @@ def execute(
         resume: Whether to continue the newest job with these parameters, if it was interrupted or
             has failed. Completed runs of the job are not repeated; an incomplete run continues from
             its newest checkpoint.
+        show: Whether this process's output also contains the output of the notebook.
 
     Raises:
         InvalidInput: The parameters violate the notebook's declarations, so no process was started.
@@ -63,7 +65,7 @@ def execute(
     notebook = Path(notebook)
     values = parameters.validate_values(notebook, parameter_values or {})
     require_loopback()
-    job = start(notebook, values, root, resume=resume)
+    job = start(notebook, values, root, show, resume)
     on_start(job.path)
     while True:
         try:

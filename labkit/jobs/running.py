@@ -25,7 +25,9 @@ Follow = Callable[[Path], None]
 
 
 @contextmanager
-def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Iterator[Follow]:
+def following(
+    root: Path, mlflow: str | None, tensorboard: Path | None, also: Follow = lambda folder: None
+) -> Iterator[Follow]:
     """Export runs to MLflow and TensorBoard in a separate process, while the runs are in progress.
 
     At the end of the `with` block, the context waits until all runs are exported.
@@ -35,6 +37,7 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         mlflow: Address of an MLflow tracking server, or a SQLite file; None disables the export to
             MLflow.
         tensorboard: Folder for TensorBoard's files; None disables the export to TensorBoard.
+        also: Function that also receives the folder of the runs.
 
     Yields:
         Function that receives the folder of the runs to export.
@@ -44,7 +47,7 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
             the runs start.
     """
     if mlflow is None and tensorboard is None:
-        yield lambda folder: None
+        yield also
         return
     # The export process runs in its own session, so Ctrl-C does not kill it. After Ctrl-C, the
     # export process still exports the final states of the runs.
@@ -61,6 +64,7 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
     pipe = process.stdin
 
     def follow(folder: Path) -> None:
+        also(folder)
         # If the pipe is broken, the export process has already printed why it ended.
         with suppress(BrokenPipeError):
             print(json.dumps({"folder": str(folder), "root": str(root)}), file=pipe, flush=True)

@@ -144,8 +144,7 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
     kind = kind or path.suffix.lower()
     if kind not in KINDS:
         raise InvalidInput(f"{path.name} ends in neither {' nor '.join(KINDS)}: rename the file")
-    table = to_dataframe(require_runs(runs))
-    table = table.assign(**{name: _column(table[name]) for name in table.columns})
+    table = export_table(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".csv":
         texts = table.select_dtypes("string")
@@ -154,6 +153,16 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
     content = io.BytesIO()
     table.to_parquet(content, index=False)
     return write_atomically(path, content.getvalue())
+
+
+def export_table(runs: Iterable[Run]) -> pandas.DataFrame:
+    """Return the table of `lk.to_dataframe`, with paths and machine names removed from its texts.
+
+    Raises:
+        LabkitError: If the argument contains no runs.
+    """
+    table = to_dataframe(require_runs(runs))
+    return table.assign(**{name: _column(table[name]) for name in table.columns})
 
 
 def _quoted(text: str) -> str:

@@ -187,10 +187,23 @@ def members(value: JSON) -> bool:
 
 
 def search(value: JSON) -> bool:
-    """A record of a search with the fields metric, maximize, trials, axes and fixed."""
-    kinds = {"metric": line, "maximize": boolean, "trials": count, "axes": fields, "fixed": fields}
-    return isinstance(value, dict) and all(
-        is_fine(value.get(name)) for name, is_fine in kinds.items()
+    """A record of a search with the fields objectives, trials, axes and fixed."""
+    if not isinstance(value, dict):
+        return False
+    kinds: dict[str, Field] = {"trials": count, "axes": fields, "fixed": fields}
+    if "metric" in value:  # Older labkit versions recorded one metric and no enqueued trials.
+        kinds |= {"metric": line, "maximize": boolean}
+    else:
+        kinds |= {"objectives": objectives, "enqueued": records}
+    return all(is_fine(value.get(name)) for name, is_fine in kinds.items())
+
+
+def objectives(value: JSON) -> bool:
+    """A mapping from the names of one or more metrics to booleans."""
+    return (
+        isinstance(value, dict)
+        and 0 < len(value) <= MAX_FIELDS
+        and all(line(name) and boolean(maximize) for name, maximize in value.items())
     )
 
 
@@ -307,6 +320,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "pid": process,
         "jobs": count,
         "limit": positive,
+        "retries": nonnegative,
         "elements": listed,
         "members": members,
         "search": search,

@@ -20,7 +20,7 @@ from labkit.figures.runs.comparison import sheets
 from labkit.figures.runs.parameter_effects import heat_sheet, parallel_sheet
 from labkit.figures.runs.scatter_plot import pareto_sheet
 from labkit.records import store
-from labkit.records.analysis.curves import folders, search_result
+from labkit.records.analysis.curves import folders, search_results
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.verdict import completed_seeds
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
@@ -202,7 +202,7 @@ def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
     """Yield one figure per hyperparameter search, and warn if Optuna's journal cannot be read."""
     for folder in folders(runs):
         try:
-            yield search_history(search_result(folder))
+            yield from map(search_history, search_results(folder))
         except LabkitError as error:
             warnings.warn(f"left out: {error}", stacklevel=3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -83,6 +84,7 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
         (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
         (["number=1,2", "--limit", 0], "--limit='0' is impossible"),
         (["number=1,2", "-p", "number", 1], "both swept and fixed"),
+        (["number=1,2", "seed=1,2,3", "--zip", "number,seed"], "number has 2, seed has 3 values"),
         (["-f", "nothing.yaml"], "nothing.yaml cannot be read"),
         (["-f", "bad.yaml"], "bad.yaml is not YAML"),
     ],
@@ -94,6 +96,14 @@ def test_what_cannot_run_ends_with_2_and_one_line(arguments: list[object], words
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
     assert not Path("runs").exists()
+
+
+def test_zipped_values_are_given_by_the_command_line_or_a_file() -> None:
+    Path("pairs.yaml").write_text("number: [1, 2]\nseed: [3, 4]\nzip: [number, seed]\n")
+    values = ("number=1,2", "seed=3,4", "--zip", "number,seed")
+    for arguments in (values, ("-f", "pairs.yaml")):
+        result = labkit("sweep", SWEPT, *arguments, "--check")
+        assert (result.exit_code, result.stdout) == (0, "2 members\n"), result.output
 
 
 @pytest.mark.slow
@@ -119,6 +129,26 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
     assert manifest.read(SWEEP)["state"] == "completed"
+
+
+@pytest.mark.slow
+def test_failed_members_run_again_as_often_as_retries_allow() -> None:
+    fails = (
+        'if number == 3 or (number == 2 and not Path("again").exists()):\n    Path("again").touch()'
+    )
+    text = SWEPT.read_text()
+    changed = text.replace(
+        'if Path(\\"broken\\").exists() and number == 2:', json.dumps(fails)[1:-1]
+    )
+    assert changed != text
+    Path("is_swept.ipynb").write_text(changed)
+    code, out, err = ended(start("is_swept.ipynb", "number=1,2,3", "--jobs", 1, "--retries", 1))
+    assert (code, out.splitlines()[-1]) == (1, f"2 of 3 completed; result: {SWEEP}")
+    assert started() == {1: 1, 2: 2, 3: 2}
+    assert "002_number=2: attempt 1 of 2 failed: cell In [3]: ValueError" in err
+    assert [status["state"] for status in statuses().values()] == ["completed"] * 2 + ["failed"]
+    assert len([*(SWEEP / ".earlier").iterdir()]) == 2
+    assert manifest.read(SWEEP)["retries"] == 1
 
 
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
@@ -275,6 +305,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--launcher", "slurm", "--retries", 1], "--retries has no effect; remove --retries"),
         (["--slurm", "-n1"], "--slurm has no effect without --launcher slurm; give both"),
         (
             ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],

@@ -10,7 +10,7 @@ from sample_runs import write_run
 from labkit.common.errors import LabkitError
 from labkit.records import store
 from labkit.records.analysis import curves as module
-from labkit.records.analysis.curves import JOURNAL, search_result
+from labkit.records.analysis.curves import JOURNAL, search_results
 from labkit.report import report
 
 SEARCH = {"metric": "accuracy", "maximize": True, "trials": 3, "axes": {}, "fixed": {}}
@@ -39,7 +39,7 @@ def sweep(tmp_path: Path) -> Path:
 def test_an_odd_journal_is_one_line(sweep: Path, journal: str) -> None:
     (sweep / JOURNAL).write_text(journal)
     with pytest.raises(LabkitError, match=rf"/{JOURNAL} cannot be read: ") as told:
-        search_result(sweep)
+        search_results(sweep)[0]
     assert len(str(told.value).splitlines()) == 1
 
 
@@ -47,10 +47,10 @@ def test_a_journal_of_no_trials_and_one_that_is_too_long(
     sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (sweep / JOURNAL).write_text(STUDY)
-    assert len(search_result(sweep).trials) == 0
+    assert len(search_results(sweep)[0].trials) == 0
     monkeypatch.setattr(module, "LONGEST_JOURNAL", 5)
     with pytest.raises(LabkitError, match="allowed: at most 5"):
-        search_result(sweep)
+        search_results(sweep)[0]
 
 
 @pytest.mark.parametrize("record", [{"search": None}, {}])
@@ -58,7 +58,7 @@ def test_a_record_of_no_search_is_one_line(sweep: Path, record: dict[str, None])
     (sweep / JOURNAL).write_text(STUDY)
     store.write_json(sweep / "sweep.json", record)
     with pytest.raises(LabkitError, match="cannot be read"):
-        search_result(sweep)
+        search_results(sweep)[0]
 
 
 def test_a_report_leaves_the_figure_of_an_odd_journal_out(sweep: Path) -> None:

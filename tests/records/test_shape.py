@@ -15,7 +15,7 @@ from sample_runs import experiment, metrics, write_run
 
 from labkit.cli.app import app
 from labkit.figures.kit.entries import distinct_labels
-from labkit.jobs.listing import run_row
+from labkit.jobs.listing import run_entry
 from labkit.records.analysis.columns import differences
 from labkit.records.export import epoch_points, parameters, results, tags, timestamp
 from labkit.records.folders import RunRecords
@@ -28,7 +28,7 @@ SWEEP = {
     "state": "completed",
     "notebook": "n.ipynb",
     "members": [{"folder": "001_workers=2", "values": {"workers": 2}, "repeat": 0}],
-    "search": {"metric": "accuracy", "maximize": True, "trials": 3, "axes": {}, "fixed": {}},
+    "search": {"objectives": {"loss": False}, "trials": 3, "axes": {}, "fixed": {}, "enqueued": []},
     "jobs": None,
     "limit": 60.0,
     "slurm": None,
@@ -206,7 +206,7 @@ def test_what_the_shape_lets_through_is_read_by_all(place: tuple[str, str], valu
     key_metrics(run), verdict(run), run.memory
     results(run), parameters(run), tags(run)
     list(epoch_points(run.metrics.get("epochs") or [], timestamp(run, "started")))
-    run_row(run, "run")
+    assert run_entry(run, "run").row
     distinct_labels([run, run], differences([run, run]))
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -60,7 +60,7 @@ def from_text(name: str, text: str) -> Axis:
         InvalidInput: A value is missing, brackets do not match, or a range is empty.
     """
     values: list[JSON] = []
-    items = _split(name, text)
+    items = split(name, text)
     for item in items:
         axis = _call(name, item)
         if isinstance(axis, Draw):
@@ -71,7 +71,7 @@ def from_text(name: str, text: str) -> Axis:
             return axis
         if not item:
             raise InvalidInput(f"{name}={text} has an empty item; write '' for an empty text")
-        values += axis if axis is not None else [_unquoted(item)]
+        values += axis if axis is not None else [unquoted(item)]
     return tuple(values)
 
 
@@ -87,6 +87,60 @@ def from_yaml(name: str, value: JSON) -> Axis:
         return tuple(value)
     axis = _call(name, value) if isinstance(value, str) else None
     return (value,) if axis is None else axis
+
+
+def zip_axes(axes: Mapping[str, Axis], groups: Sequence[Sequence[str]]) -> dict[str, Axis]:
+    """Replace the axes of each group of zipped parameters by one axis, such as `a,b`.
+
+    The values of a zipped axis are lists with one value of each parameter, as from Python's `zip`.
+
+    >>> zip_axes({"a": (1, 2), "b": (3, 4)}, [["a", "b"]])
+    {'a,b': ([1, 3], [2, 4])}
+
+    Raises:
+        InvalidInput: A group has fewer than two parameters. A parameter without listed values, a
+            parameter in two groups, and unequal numbers of values also raise InvalidInput.
+    """
+    names = [name for group in groups for name in group]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidInput(f"--zip names {twice} twice; name each parameter in one group, once")
+    zipped = {name: (",".join(group), _zip(axes, group)) for group in groups for name in group}
+    return dict(zipped.get(name, (name, axis)) for name, axis in axes.items())
+
+
+def _zip(axes: Mapping[str, Axis], group: Sequence[str]) -> Axis:
+    option = f"--zip {','.join(group)}"
+    if len(group) < 2:
+        raise InvalidInput(f"{option} names one parameter; name at least two, such as --zip a,b")
+    lists: dict[str, tuple[JSON, ...]] = {}
+    for name in group:
+        axis = axes.get(name)
+        if not isinstance(axis, tuple):
+            state = "is not swept" if axis is None else "is drawn from a distribution"
+            raise InvalidInput(f"{option}: {name} {state}; list its values, such as {name}=1,2,3")
+        lists[name] = axis
+    if len(set(map(len, lists.values()))) > 1:
+        counts = ", ".join(f"{name} has {len(values)}" for name, values in lists.items())
+        raise InvalidInput(
+            f"{option}: {counts} values; give all zipped parameters the same number of values"
+        )
+    return tuple(list(values) for values in zip(*lists.values(), strict=True))
+
+
+def unzip(combination: Combination) -> Combination:
+    """Return a combination in which each zipped parameter has its own entry.
+
+    >>> unzip({"a,b": [1, 3], "c": 5})
+    {'a': 1, 'b': 3, 'c': 5}
+    """
+    values: Combination = {}
+    for name, value in combination.items():
+        names = name.split(",")
+        if len(names) > 1 and isinstance(value, list):
+            values |= zip(names, value, strict=True)
+        else:
+            values[name] = value
+    return values
 
 
 def all_combinations(axes: Mapping[str, Axis]) -> list[Combination]:
@@ -187,7 +241,7 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _split(name: str, text: str) -> list[str]:
+def split(name: str, text: str) -> list[str]:
     """Split a text at its commas, except commas in brackets and quotes."""
     items, start, expected, quote = [], 0, [""], ""
     for place, letter in enumerate(text):
@@ -209,7 +263,8 @@ def _split(name: str, text: str) -> list[str]:
     return [item.strip() for item in [*items, text[start:]]]
 
 
-def _unquoted(item: str) -> str:
+def unquoted(item: str) -> str:
+    """Return an item without its quotation marks, if it has any."""
     quoted = len(item) > 1 and item[0] == item[-1] and item[0] in "'\""
     return item[1:-1] if quoted else item
 

@@ -37,7 +37,14 @@ def create(root: Path, name: str, plan: SweepPlan) -> Path:
     folder = store.new_run_directory(root, name)
     record: store.Record = {"notebook": store.recorded_path(plan.notebook), "plan": plan.name}
     record |= {"members": member_records(plan), "search": plan.search and plan.search.to_json()}
-    state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
+    state: store.Record = {
+        "state": "queued",
+        "started": None,
+        "ended": None,
+        "jobs": None,
+        "limit": None,
+    }
+    state |= {"retries": 0}
     slurm: store.Record = {"slurm": None, "elements": []}
     store.write_json(folder / FILE, record | state | slurm | store.this_process())
     return folder
@@ -58,7 +65,8 @@ def read(folder: Path) -> store.Record:
         LabkitError: The record is missing, damaged or from a newer labkit version.
     """
     # Records that older labkit versions wrote may lack some fields, which get default values.
-    defaults: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
+    defaults: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm"))
+    defaults |= {"elements": [], "retries": 0}
     record = defaults | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,8 @@ class Scheduler:
                 cores, or an unknown number of ranks, runs alone.
         limit: Time limit of a notebook run in seconds; None for no limit.
         screen: Display for progress lines.
+        retries: Number of further attempts after the failure of a notebook run. An interrupted
+            notebook run is not repeated, also not after its time limit.
     """
 
     def __init__(
@@ -111,9 +114,11 @@ class Scheduler:
         jobs: int | None,
         limit: float | None,
         screen: SweepScreen,
+        retries: int = 0,
     ) -> None:
         self.plan, self.folder, self.jobs, self.limit = plan, folder, jobs, limit
-        self.screen = screen
+        self.screen, self.retries = screen, retries
+        self._attempts: Counter[str] = Counter()
         self._notebook = manifest.save_notebook(folder, plan)
         self._running: list[Running] = []
         # The attribute `_most` is the largest number of notebook runs that were in progress at the
@@ -179,6 +184,7 @@ class Scheduler:
 
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
+        self._attempts[member.folder] += 1
         used_slots = {running.place for running in self._running}
         # A notebook run gets the lowest free slot. A cluster most likely still runs in the lowest
         # slots.
@@ -209,11 +215,15 @@ class Scheduler:
         )
 
     def _end(self, running: Running, waiting: list[SweepMember]) -> None:
-        result = running.job.result()
+        result, member = running.job.result(), running.member
+        attempt, attempts = self._attempts[member.folder], self.retries + 1
+        again = result.state == "failed" and attempt < attempts
+        if again:
+            waiting.append(member)
         if not running.job.in_order:
             # After an abnormal end of a notebook, its ranks may still compute. The next notebook
             # run therefore gets another cluster.
-            self._clusters.release(running.place, running.member.shape)
+            self._clusters.release(running.place, member.shape)
         # Each cluster has fixed numbers of workers and threads. If no remaining notebook run fits a
         # cluster, the cluster is released. The release of a cluster frees its cores.
         needed = [*waiting, *(other.member for other in self._running)]
@@ -226,8 +236,13 @@ class Scheduler:
         remaining_text = self.screen.remaining_time(
             len(waiting) + self._members_to_ask, self._spent(), self._most
         )
-        self.screen.ended(running.member, result.state, cause, running.spent, remaining_text)
-        if self._trials and (wrong := self._trials.tell(running.member, result.state)):
+        if again:
+            self.screen.say(
+                f"{member.folder}: attempt {attempt} of {attempts} failed: {cause}; it runs again"
+            )
+            return
+        self.screen.ended(member, result.state, cause, running.spent, remaining_text)
+        if self._trials and (wrong := self._trials.tell(member, result.state)):
             self.screen.say(wrong)
 
     def _spent(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import fingerprint
 from labkit.jobs import cells, parameters
@@ -20,17 +20,17 @@ from labkit.jobs.sweep.grid import LARGEST, Axis, Combination, Draw, from_text, 
 from labkit.records import store
 
 if TYPE_CHECKING:
-    from labkit.common.canonical_json import JSON
+    from labkit.common.canonical_json import JSON, is_number
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search that maximizes or minimizes a metric of the runs.
+    """A search that maximizes or minimizes metrics of the runs.
 
     Attributes:
-        metric: Name of the metric; `accuracy` means the accuracy on held-out data, which records
-            call `test_accuracy`.
-        maximize: Whether the search maximizes the metric; if False, it minimizes the metric.
+        objectives: Names of the metrics. A value is true if the search maximizes the metric, and
+            false if it minimizes the metric. `accuracy` means the accuracy on held-out data, which
+            records call `test_accuracy`.
         trials: Total number of notebook runs that the search tries.
         prune: Name of Optuna's pruner. A pruner stops runs that are worse than other runs at the
             same step. With None, no run is pruned. In records of older labkit versions, the value
@@ -39,18 +39,29 @@ class Search:
         seed: Seed of the sampler.
         axes: Possible values of each searched parameter, or the distribution of these values.
         fixed: Parameters with the same value in all runs.
+        enqueued: Values of the first trials, by parameter; the sampler chooses missing values.
     """
 
-    metric: str
-    maximize: bool
+    objectives: Mapping[str, bool]
     trials: int
     prune: str | None
     sampler: str
     seed: int
     axes: Mapping[str, Axis]
     fixed: Mapping[str, JSON]
+    enqueued: Sequence[Mapping[str, JSON]] = ()
 
     def __post_init__(self) -> None:
+        if self.prune and len(self.objectives) > 1:
+            raise InvalidInput(
+                f"--prune needs one objective, but the search has {', '.join(self.objectives)}; "
+                "remove --prune, or all objectives but one"
+            )
+        if len(self.enqueued) > self.trials:
+            raise InvalidInput(
+                f"--enqueue gives {len(self.enqueued)} trials, more than --trials {self.trials}; "
+                "give a larger number of trials"
+            )
         if not 1 <= self.trials <= LARGEST:
             raise InvalidInput(f"--trials {self.trials} is impossible; give 1 to {LARGEST:,}")
 
@@ -69,13 +80,17 @@ def of_record(record: store.Record) -> Search:
     Raises:
         LabkitError: The record does not describe a search.
     """
+    from labkit.records.analysis.curves import objectives  # imports NumPy
+
     try:
         axes = {
             name: Draw(**axis) if isinstance(axis, dict) else tuple(axis)
             for name, axis in record["axes"].items()
         }
         prune = {True: "median", False: None}.get(record["prune"], record["prune"])
-        return Search(**{**record, "axes": axes, "prune": prune})
+        others = {name: record[name] for name in record.keys() - {"metric", "maximize"}}
+        fields = {"axes": axes, "prune": prune, "objectives": objectives(record)}
+        return Search(**others | fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise LabkitError(f"the sweep's record of its search is invalid: {error}") from error
 
@@ -169,6 +184,8 @@ class SweepSpec:
     random: int | None = None
     seed: int = 0
     repeats: int = 1
+    # Each group names parameters whose values are paired, as by Python's `zip`.
+    zipped: Sequence[Sequence[str]] = ()
 
 
 def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
@@ -189,14 +206,32 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
     return axes
 
 
-def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
-    """Return the values of each parameter in a sweep file, and the file's entry `random`.
+def read_trial(text: str) -> Combination:
+    """Return the values of an enqueued trial, such as `a=1,b=2`.
 
     Raises:
-        InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` has
-            another form.
+        InvalidInput: An item is not of the form `name=value`, or a name is given twice.
+    """
+    values: Combination = {}
+    for item in grid.split("--enqueue", text):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not name.isidentifier() or name in values:
+            raise InvalidInput(f"--enqueue {text} is not of the form a=1,b=2, with each name once")
+        values[name] = grid.unquoted(value)
+    return values
+
+
+def read_file(
+    text: str, origin: str
+) -> tuple[dict[str, Axis], dict[str, int], list[Sequence[str]]]:
+    """Return the values of each parameter in a sweep file, and the entries `random` and `zip`.
+
+    Raises:
+        InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` or
+            `zip` has another form.
     """
     record = parameters.read_yaml(text, origin)
+    zipped = _read_zip(record.pop("zip", []), origin)
     random_entry = record.pop("random", {})
     if type(random_entry) is int:
         random_entry = {"samples": random_entry}
@@ -208,10 +243,29 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
             f"{origin}: random: {random_entry!r} is invalid; give a number, or numbers for samples "
             "and seed"
         )
-    return {name: from_yaml(name, value) for name, value in record.items()}, numbers
+    return {name: from_yaml(name, value) for name, value in record.items()}, numbers, zipped
 
 
-def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tuple[SweepPlan, int]:
+def _read_zip(entry: JSON, origin: str) -> list[Sequence[str]]:
+    """Return the groups of zipped parameters in a sweep file's entry `zip`."""
+    is_nested = isinstance(entry, list) and all(isinstance(group, list) for group in entry)
+    groups: list[Sequence[str]] = []
+    for group in entry if isinstance(entry, list) and is_nested else [entry]:
+        if not isinstance(group, list) or not all(isinstance(name, str) for name in group):
+            raise InvalidInput(
+                f"{origin}: zip: {entry!r} is invalid; give a list of parameter names, such as "
+                "[a, b], or a list of such lists"
+            )
+        groups.append(group)
+    return groups
+
+
+def make_search(
+    notebook: Path,
+    axes: Mapping[str, Axis],
+    search: Search,
+    zipped: Sequence[Sequence[str]] = (),
+) -> tuple[SweepPlan, int]:
     """Return a search's plan, still without notebook runs, and the maximum number of ranks.
 
     Raises:
@@ -221,22 +275,54 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
         raise InvalidInput(
             "a search needs a parameter to vary; give name=a,b,c or name=uniform(0,1)"
         )
-    declared, axes, fixed = _convert_request(notebook, axes, search.fixed)
+    declared, axes, fixed = _convert_request(notebook, axes, search.fixed, zipped)
+    enqueued = tuple(_enqueued(declared, axes, trial) for trial in search.enqueued)
     ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
     first_values = {name: values[0] for name, values in ends.items()} | fixed
     # Each value is tested only with the first values of all other parameters, as in
     # `parameters.check_fields`.
     probes = [first_values | {name: value} for name, values in ends.items() for value in values]
-    members = [_member(notebook, declared, "", values, 0) for values in probes]
-    plan = SweepPlan(notebook, [], replace(search, axes=axes, fixed=fixed))
+    members = [_member(notebook, declared, "", grid.unzip(values), 0) for values in probes]
+    search = replace(search, axes=axes, fixed=fixed, enqueued=enqueued)
+    plan = SweepPlan(notebook, [], search)
     return plan, max(member.workers for member in members)
+
+
+def _enqueued(declared: Known, axes: Mapping[str, Axis], trial: Values) -> Combination:
+    """Return the values of an enqueued trial for each axis, converted and validated."""
+    searched = {name: names for names in axes for name in names.split(",")}
+    if unknown := next((name for name in trial if name not in searched), None):
+        raise InvalidInput(
+            f"--enqueue sets {unknown}, which is not searched; allowed: {', '.join(searched)}"
+        )
+    converted = {name: declared[name].convert(value) for name, value in trial.items()}
+    chosen: Combination = {}
+    for names in dict.fromkeys(searched[name] for name in trial):
+        group, axis = names.split(","), axes[names]
+        values = [converted.get(name) for name in group]
+        value = values if len(group) > 1 else values[0]
+        if not _is_in(value, axis):
+            text = f"{axis.low:g} to {axis.high:g}" if isinstance(axis, Draw) else json.dumps(axis)
+            raise InvalidInput(
+                f"--enqueue sets {names} to {json.dumps(value)}, which the search does not try; "
+                f"allowed: {text}"
+            )
+        chosen[names] = value
+    return chosen
+
+
+def _is_in(value: JSON, axis: Axis) -> bool:
+    if isinstance(axis, Draw):
+        return is_number(value) and axis.low <= value <= axis.high
+    return json.dumps(value) in map(json.dumps, axis)
 
 
 def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values) -> SweepMember:
     """Validate the chosen values, and return the search's notebook run with the given number."""
     declared = parameters.declared(plan.notebook)
-    folder = store.job_name(number, chosen)
-    return _member(plan.notebook, declared, folder, {**chosen, **fixed}, 0)
+    values = grid.unzip(chosen)
+    folder = store.job_name(number, values)
+    return _member(plan.notebook, declared, folder, {**values, **fixed}, 0)
 
 
 def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
@@ -251,7 +337,7 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
     """
     if spec.repeats < 1:
         raise InvalidInput(f"--repeats {spec.repeats} is impossible; give a whole number from 1")
-    declared, axes, fixed = _convert_request(notebook, spec.axes, spec.fixed)
+    declared, axes, fixed = _convert_request(notebook, spec.axes, spec.fixed, spec.zipped)
     if spec.random is None:
         combinations = grid.all_combinations(axes)
     else:
@@ -261,13 +347,18 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
             f"{len(combinations):,} combinations × {spec.repeats} repeats exceed the maximum of a "
             f"sweep ({LARGEST:,}); give fewer values or repeats"
         )
-    swept = [name for name, axis in axes.items() if not isinstance(axis, tuple) or len(axis) > 1]
+    swept = [
+        name
+        for names, axis in axes.items()
+        if not isinstance(axis, tuple) or len(axis) > 1
+        for name in names.split(",")
+    ]
     if spec.repeats > 1 and "seed" in swept:
         raise InvalidInput(
             "--repeats increments the parameter seed, which is also swept; give one of the two"
         )
     described = [
-        ({**combination, **fixed}, repeat)
+        ({**grid.unzip(combination), **fixed}, repeat)
         for combination in combinations
         for repeat in range(spec.repeats)
     ]
@@ -278,9 +369,12 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
 
 
 def _convert_request(
-    notebook: Path, axes: Mapping[str, Axis], fixed: Values
+    notebook: Path, axes: Mapping[str, Axis], fixed: Values, zipped: Sequence[Sequence[str]]
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """Return declared parameters, and swept and fixed values converted to the declared types."""
+    """Return declared parameters, and swept and fixed values converted to the declared types.
+
+    The swept values of zipped parameters are returned as one axis (see `grid.zip_axes`).
+    """
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)
@@ -288,6 +382,9 @@ def _convert_request(
     # clearer than an error about a notebook run.
     parameters.check_names(notebook, [*axes, *fixed], declared)
     converted = {name: _convert_axis(declared[name], axis) for name, axis in axes.items()}
+    converted = grid.zip_axes(converted, zipped)
+    for name, axis in converted.items():
+        _check_distinct(name, axis)
     return (
         declared,
         converted,
@@ -348,15 +445,17 @@ def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
     if not isinstance(axis, tuple):
         parameter.convert(axis.low)
         return axis
-    values = tuple(parameter.convert(value) for value in axis)
+    return tuple(parameter.convert(value) for value in axis)
+
+
+def _check_distinct(name: str, axis: Axis) -> None:
     texts = set()
-    for text in map(json.dumps, values):
+    for text in map(json.dumps, axis if isinstance(axis, tuple) else ()):
         if text in texts:
             raise InvalidInput(
-                f"{parameter.name} has the value {text} twice; to repeat each run, give --repeats"
+                f"{name} has the value {text} twice; to repeat each run, give --repeats"
             )
         texts.add(text)
-    return values
 
 
 def _repeat_values(declared: Known, values: Combination, repeat: int) -> Described:

@@ -46,6 +46,10 @@ class Trials:
     def __init__(self, folder: Path, found: SweepPlan, search: Search) -> None:
         self.folder, self.plan, self.search = folder, found, search
         self._study = study(folder, search)
+        if not self._study.get_trials(deepcopy=False):
+            for values in search.enqueued:
+                chosen = {name: _choice(value) for name, value in values.items()}
+                self._study.enqueue_trial(chosen)
         self._distributions = {name: _distribution(axis) for name, axis in search.axes.items()}
         self._readers: dict[str, StreamReader] = {}
         self._watched_at: dict[str, float] = {}
@@ -92,8 +96,9 @@ class Trials:
         self._watched_at[member.folder] = now
         reader = self._reader(member)
         trial, news = self._trial(member), False
+        (metric,) = self.search.objectives  # a search with several objectives does not prune
         for kind, record in reader.read() if reader else ():
-            value = _reported_metric(record, self.search.metric) if kind == "epoch" else None
+            value = _reported_metric(record, metric) if kind == "epoch" else None
             if value is not None:
                 trial.report(value, int(record["step"]))
                 news = True
@@ -112,26 +117,35 @@ class Trials:
         if state == "pruned":
             self._study.tell(number, state=optuna.trial.TrialState.PRUNED)
         elif state == "completed":
-            value = objective(load_runs(self.folder / member.folder), self.search.metric)
-            if value is not None:
-                self._study.tell(number, value)
+            runs = load_runs(self.folder / member.folder)
+            values = {metric: objective(runs, metric) for metric in self.search.objectives}
+            missing = [metric for metric, value in values.items() if value is None]
+            if not missing:
+                self._study.tell(number, [value for value in values.values() if value is not None])
                 return None
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
-            return f"{member.folder}: no run has a numeric result {self.search.metric}"
+            return f"{member.folder}: no run has a numeric result {', '.join(missing)}"
         elif state == "failed":
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         return None
 
-    def best(self) -> str:
-        """Return a sentence about the best notebook run; "" if none has completed yet."""
+    def best(self) -> list[tuple[str, dict[str, float]]]:
+        """Return folder and objectives of the best notebook run; [] if none has completed yet.
+
+        With several objectives, the list contains each notebook run that no other dominates: no
+        other is better in one objective and at least as good in all others.
+        """
         import optuna
 
         ended = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
         if not ended:
-            return ""
-        best = self._study.best_trial
-        folder = next(m.folder for m in self.plan.members if _number(m) == best.number)
-        return f"best {self.search.metric} {best.value:.6g}: {folder}"
+            return []
+        single = len(self.search.objectives) == 1
+        folders = {_number(member): member.folder for member in self.plan.members}
+        return [
+            (folders[trial.number], dict(zip(self.search.objectives, trial.values, strict=True)))
+            for trial in ([self._study.best_trial] if single else self._study.best_trials)
+        ]
 
     def _is_open(self, member: SweepMember) -> bool:
         trials = self._study.get_trials(deepcopy=False)
@@ -162,7 +176,9 @@ def study(folder: Path, search: Search) -> Study:
     optuna_study = optuna.create_study(
         storage=storage(folder),
         study_name=STUDY,
-        direction="maximize" if search.maximize else "minimize",
+        directions=[
+            "maximize" if maximize else "minimize" for maximize in search.objectives.values()
+        ],
         pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )

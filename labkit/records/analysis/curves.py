@@ -158,7 +158,7 @@ LONGEST_JOURNAL = 2**26  # The journal of thousands of Optuna trials has only so
 
 
 class SearchResult(NamedTuple):
-    """The results of a search: metric name, table of trials, and importances of hyperparameters."""
+    """The results of a search for one objective: metric, trials, and parameter importances."""
 
     metric: str
     trials: pd.DataFrame
@@ -192,8 +192,15 @@ def folders(runs: Iterable[Run]) -> list[Path]:
     ]
 
 
-def search_result(folder: Path) -> SearchResult:
-    """Return the results of a search, which may still be running.
+def objectives(record: store.Record) -> dict[str, bool]:
+    """Return the metrics in a record of a search, and whether the search maximizes each metric."""
+    if "metric" in record:  # Older labkit versions recorded one metric.
+        return {str(record["metric"]): bool(record["maximize"])}
+    return {str(name): bool(maximize) for name, maximize in record["objectives"].items()}
+
+
+def search_results(folder: Path) -> list[SearchResult]:
+    """Return the results of a search for each objective; the search may still be running.
 
     The table has one row for each trial that ended with a value. The columns are `trial` (number
     from 1), `value`, `state`, and `best`. The column `best` contains the best value up to the
@@ -215,22 +222,39 @@ def search_result(folder: Path) -> SearchResult:
         raise LabkitError(f"{folder.name}/{JOURNAL} cannot be read: {short(error)}") from error
 
 
-def _read(folder: Path, record: store.Record) -> SearchResult:
+def _read(folder: Path, record: store.Record) -> list[SearchResult]:
+    study = optional("optuna").load_study(study_name=STUDY, storage=storage(folder))
+    several = len(record["axes"]) > 1
+    return [
+        _result(study, place, metric, maximize, several)
+        for place, (metric, maximize) in enumerate(objectives(record).items())
+    ]
+
+
+def _result(
+    study: optuna.Study, place: int, metric: str, maximize: bool, several: bool
+) -> SearchResult:
+    """Return the results for the objective with the index `place`."""
     import pandas as pd
 
     optuna = optional("optuna")
-    study = optuna.load_study(study_name=STUDY, storage=storage(folder))
+
     rows = [
-        (trial.number + 1, trial.value, trial.state.name.lower())
+        (trial.number + 1, trial.values[place], trial.state.name.lower())
         for trial in study.get_trials(deepcopy=False)
-        if trial.value is not None and trial.state.is_finished()
+        if trial.values is not None and trial.state.is_finished()
     ]
     trials = pd.DataFrame(rows, columns=["trial", "value", "state"])
     completed = trials["value"].where(trials["state"] == "complete")
-    trials["best"] = (completed.cummax() if record["maximize"] else completed.cummin()).ffill()
+    trials["best"] = (completed.cummax() if maximize else completed.cummin()).ffill()
     importances: dict[str, float] = {}
-    if completed.nunique() > 1 and len(record["axes"]) > 1:
+    if completed.nunique() > 1 and several:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            importances = optuna.importance.get_param_importances(study)
-    return SearchResult(str(record["metric"]), trials, importances)
+            # Without `target`, Optuna knows the direction. The importances of `target` are those
+            # for low values, which Optuna's warning explains.
+            warnings.filterwarnings("ignore", message="PedAnova", category=UserWarning)
+            sign = -1 if maximize else 1
+            target = None if len(study.directions) == 1 else lambda t: sign * t.values[place]
+            importances = optuna.importance.get_param_importances(study, target=target)
+    return SearchResult(metric, trials, importances)

@@ -22,7 +22,7 @@ from labkit.jobs.sweep.grid import Draw
 from labkit.jobs.sweep.sweep_plan import Search, SweepMember, of_record
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
-from labkit.records.analysis.curves import folders, search_result
+from labkit.records.analysis.curves import folders, search_results
 from labkit.records.stream import FOLDER, PRUNED, StreamReader, StreamWriter
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "says_its_parameters.ipynb"
@@ -30,7 +30,7 @@ AXES = {"rate": Draw(1e-4, 1e-1, log=True), "mode": ("ring", "tree"), "count": (
 
 
 def search(**changes: Any) -> Search:
-    fields: dict[str, Any] = {"metric": "accuracy", "maximize": True, "trials": 8, "prune": None}
+    fields: dict[str, Any] = {"objectives": {"accuracy": True}, "trials": 8, "prune": None}
     return Search(**fields | {"sampler": "tpe", "seed": 0, "axes": {}, "fixed": {}} | changes)
 
 
@@ -71,6 +71,15 @@ def test_members_have_values_of_their_axes_as_the_notebook_declares_them(tmp_pat
     assert [each["folder"] for each in listed] == [each.folder for each in trials.plan.members]
 
 
+def test_a_search_chooses_zipped_values_together(tmp_path: Path) -> None:
+    axes = {"count": (1, 2, 3), "rate": (0.1, 0.2, 0.3), "mode": ("ring", "tree")}
+    found, _ = sweep_plan.make_search(NOTEBOOK, axes, search(), [["count", "rate"]])
+    assert found.search is not None
+    trials = Trials(manifest.create(tmp_path, "sweep", found), found, found.search)
+    members = [trials.ask() for _ in range(3)] + [resumed(trials).ask() for _ in range(3)]
+    assert all(m.values["rate"] == m.values["count"] / 10 for m in members)
+
+
 def test_what_members_came_to_steers_those_after_them(tmp_path: Path) -> None:
     trials = begun(tmp_path, trials=40)
     while trials.left:
@@ -78,7 +87,71 @@ def test_what_members_came_to_steers_those_after_them(tmp_path: Path) -> None:
         end(trials, member, 0.9 if member.values["mode"] == "tree" else 0.1)
     late = [member.values["mode"] for member in trials.plan.members[20:]]
     assert late.count("tree") >= 15  # a random search would choose about 10
-    assert trials.best().startswith("best accuracy 0.9")
+    [(_, values)] = trials.best()
+    assert values == {"accuracy": 0.9}
+
+
+def test_several_objectives_have_several_best_members(tmp_path: Path) -> None:
+    trials = begun(tmp_path, objectives={"accuracy": True, "cost": False}, trials=3)
+    results = [(0.9, 5.0), (0.8, 1.0), (0.7, 2.0)]  # the last is worse than the second in both
+    members = []
+    for accuracy, cost in results:
+        members.append(trials.ask())
+        job = manifest.queue(trials.folder, trials.plan, members[-1])
+        log = RunLog(store.new_run_directory(job, "run"), {})
+        log.add({"accuracy": accuracy, "cost": cost})
+        store.complete(log.run.path)
+        store.complete(job)
+        assert trials.tell(members[-1], "completed") is None
+    assert sorted(resumed(trials).best()) == [
+        (members[0].folder, {"accuracy": 0.9, "cost": 5.0}),
+        (members[1].folder, {"accuracy": 0.8, "cost": 1.0}),
+    ]
+    accuracy, cost = search_results(trials.folder)
+    assert (accuracy.metric, list(accuracy.trials["best"])) == ("accuracy", [0.9, 0.9, 0.9])
+    assert (cost.metric, list(cost.trials["best"])) == ("cost", [5.0, 1.0, 1.0])
+    assert "best cost 1" in search_history(cost).alt
+
+
+def test_enqueued_values_are_tried_first_and_once(tmp_path: Path) -> None:
+    axes = {**AXES, "rate": (0.1, 0.2), "sizes": ([1], [2])}
+    enqueued = ({"mode": "tree", "count": "3"}, {"rate": "0.2", "sizes": "[2]"})
+    found, _ = sweep_plan.make_search(
+        NOTEBOOK, axes, search(enqueued=enqueued), [["rate", "sizes"]]
+    )
+    assert found.search is not None
+    trials = Trials(manifest.create(tmp_path, "sweep", found), found, found.search)
+    first, second = trials.ask().values, resumed(trials).ask().values
+    assert (first["mode"], first["count"]) == ("tree", 3)
+    assert (second["rate"], second["sizes"]) == (0.2, [2])
+    assert len(resumed(trials)._study.get_trials()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode=tree,rate=2", "--enqueue sets rate to 2.0, which the search does not try"),
+        ("count=9", "allowed: [1, 2, 3, 4]"),
+        ("count=many", "count = 'many' is not int"),
+        ("word=x", "--enqueue sets word, which is not searched; allowed: rate, mode, count"),
+        ("mode", "is not of the form a=1,b=2"),
+        ("mode=tree,mode=ring", "with each name once"),
+    ],
+)
+def test_values_that_cannot_be_enqueued_are_refused(text: str, words: str) -> None:
+    def enqueue() -> None:
+        enqueued = (sweep_plan.read_trial(text),)
+        sweep_plan.make_search(NOTEBOOK, AXES, search(enqueued=enqueued))
+
+    with pytest.raises(InvalidInput) as refused:
+        enqueue()
+    assert words in str(refused.value)
+
+
+def test_a_record_of_an_older_search_has_one_objective() -> None:
+    record = {k: v for k, v in search().to_json().items() if k not in ("objectives", "enqueued")}
+    older = of_record(record | {"metric": "loss", "maximize": False})
+    assert (dict(older.objectives), older.enqueued) == ({"loss": False}, ())
 
 
 def test_a_search_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -104,11 +177,11 @@ def test_a_member_that_ended_untold_is_told_when_the_search_goes_on(tmp_path: Pa
     store.complete(job)
     again = resumed(trials)
     assert (again.open, again.done) == ([], 1)
-    assert "0.7" in again.best()
+    assert again.best() == [(member.folder, {"accuracy": 0.7})]
 
 
 def test_a_result_that_nobody_has_is_said(tmp_path: Path) -> None:
-    trials = begun(tmp_path, metric="beauty")
+    trials = begun(tmp_path, objectives={"beauty": False})
     member = trials.ask()
     store.complete(manifest.queue(trials.folder, trials.plan, member))
     assert "beauty" in str(trials.tell(member, "completed"))
@@ -125,7 +198,7 @@ def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> 
         store.complete(log.run.path)
     store.complete(job)
     trials.tell(member, "completed")
-    assert list(search_result(trials.folder).trials["value"]) == [0.4]
+    assert list(search_results(trials.folder)[0].trials["value"]) == [0.4]
 
 
 def tells(trials: Trials, member: SweepMember, *values: float) -> Path:
@@ -156,7 +229,7 @@ def test_a_member_that_is_worse_than_others_at_the_same_step_shall_end(
     assert not StreamReader(better).is_prune_requested()
     trials.tell(trials.plan.members[-2], "pruned")
     assert trials.states["PRUNED"] == 1
-    shown = search_result(trials.folder).trials
+    shown = search_results(trials.folder)[0].trials
     assert list(shown["state"]) == ["complete"] * 5 + ["pruned"]
 
 
@@ -208,7 +281,7 @@ def test_the_report_of_a_search_shows_its_trials_and_what_mattered(tmp_path: Pat
         end(trials, trials.ask(), accuracy)
     runs = lk.load_runs(trials.folder)
     [folder] = folders(runs)
-    found = search_result(folder)
+    found = search_results(folder)[0]
     assert list(found.trials["best"]) == [0.3, 0.8, 0.8, 0.8]
     assert sum(found.importances.values()) == pytest.approx(1.0)
     assert "best accuracy 0.8" in search_history(found).alt
@@ -222,6 +295,29 @@ def test_the_report_of_a_search_shows_its_trials_and_what_mattered(tmp_path: Pat
         (["--search", "optuna", "--maximize", "accuracy"], "--trials"),
         (["--search", "optuna", "--trials", "0", "--maximize", "accuracy"], "--trials 0"),
         (["--search", "optuna", "--trials", "3", "--maximize", "a", "--repeats", "2"], "--repeats"),
+        (["--search", "optuna", "--trials", "3", "--maximize", "a", "--minimize", "a"], "once"),
+        (
+            [
+                "--search",
+                "optuna",
+                "--trials",
+                "3",
+                "--maximize",
+                "a",
+                "--minimize",
+                "b",
+                "--prune",
+            ],
+            "--prune needs one objective",
+        ),
+        (
+            [
+                *("--search", "optuna", "--trials", "1", "--maximize", "a"),
+                *("--enqueue", "mode=ring", "--enqueue", "mode=tree"),
+            ],
+            "--enqueue gives 2 trials, more than --trials 1",
+        ),
+        (["--enqueue", "mode=ring"], "no effect without --search optuna"),
         (["--random", "3", "--maximize", "accuracy"], "--search optuna"),
         (["--search", "random", "--trials", "9"], "2 combinations"),
     ],

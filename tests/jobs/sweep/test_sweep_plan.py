@@ -35,6 +35,44 @@ def test_values_are_read_as_the_notebook_declares_them() -> None:
     ]
 
 
+def test_zipped_parameters_change_together() -> None:
+    made = plan(SPEAKS, "count=1,1,2", "word=x,y", "rate=1,2,1", zipped=[["count", "rate"]])
+    assert [tuple(member.values.values()) for member in made.members] == [
+        (1, 1.0, "x"),
+        (1, 1.0, "y"),
+        (1, 2.0, "x"),
+        (1, 2.0, "y"),
+        (2, 1.0, "x"),
+        (2, 1.0, "y"),
+    ]
+    assert made.members[-1].folder == "006_count=2,rate=1.0,word=y"
+    drawn = plan(SPEAKS, "count=1,2,3", "rate=1,2,3", zipped=[["count", "rate"]], random=2)
+    assert [member.values["rate"] == member.values["count"] for member in drawn.members] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("zipped", "words"),
+    [
+        (
+            ["count", "sizes"],
+            "count has 2, sizes has 3 values; give all zipped parameters the same",
+        ),
+        (["count"], "--zip count names one parameter"),
+        (["count", "fast"], "fast is not swept; list its values, such as fast=1,2,3"),
+        (["count", "rate"], "rate is drawn from a distribution"),
+        (["count", "count"], "--zip names count twice"),
+        (["count", "word"], 'count,word has the value [1, "x"] twice'),
+    ],
+)
+def test_parameters_that_cannot_be_zipped_are_refused(zipped: list[str], words: str) -> None:
+    given = ("count=1,1", "sizes=[1],[2],[3]", "rate=uniform(0,1)", "word=x,x")
+    with pytest.raises(InvalidInput) as refused:
+        plan(SPEAKS, *given, zipped=[zipped])
+    assert words in str(refused.value)
+
+
 def test_a_folder_is_named_after_what_is_swept() -> None:
     made = plan(SPEAKS, "count=1,2", "rate=1", "sizes=[1,2],3", fixed={"fast": "true"})
     assert [member.folder for member in made.members] == [
@@ -129,11 +167,14 @@ def test_a_name_is_given_once() -> None:
 
 def test_a_file_has_axes_and_what_to_draw() -> None:
     text = "count: [1, 2]\nrate: loguniform(1e-3, 1)\nword: x\nrandom: {samples: 3, seed: 4}\n"
-    axes, drawn = read_file(text, "sweep.yaml")
+    axes, drawn, zipped = read_file(text, "sweep.yaml")
     assert axes == {"count": (1, 2), "rate": Draw(1e-3, 1.0, log=True), "word": ("x",)}
     assert drawn == {"samples": 3, "seed": 4}
     assert read_file("random: 3", "sweep.yaml")[1] == {"samples": 3}
-    assert read_file("", "sweep.yaml") == ({}, {})
+    assert read_file("", "sweep.yaml") == ({}, {}, [])
+    assert zipped == []
+    assert read_file("zip: [a, b]", "sweep.yaml")[2] == [["a", "b"]]
+    assert read_file("zip: [[a, b], [c, d]]", "sweep.yaml")[2] == [["a", "b"], ["c", "d"]]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +190,10 @@ def test_a_file_has_axes_and_what_to_draw() -> None:
         "random: {sample: 3}",
         "random: {samples: x}",
         "random: [3]",
+        "zip: a,b",
+        "zip: 3",
+        "zip: [a, 1]",
+        "zip: [[a, b], c]",
     ],
 )
 def test_a_malformed_file_is_refused_in_one_line(text: str) -> None:
