@@ -21,6 +21,7 @@ import labkit as lk
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.imports import EXTRA_OF
+from tests.acceptance.matrix import QUICK, TRAINING
 from tests.sample_calibrations import calibration
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +105,11 @@ def test_developers_install_one_version_of_each_dependency_which_its_range_allow
     for name, (_, requirement) in declared().items():
         assert requirement.specifier.contains(fixed[name]), f"{requirement} excludes {fixed[name]}"
         assert version(name) == fixed[name]
+
+
+def test_the_suites_of_the_matrix_are_there() -> None:
+    for name in (*QUICK, *TRAINING):
+        assert not name.startswith("tests/") or (ROOT / name).exists(), name
 
 
 def test_all_is_every_extra_but_gpu_and_extras_name_the_project() -> None:
