@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.files import DISTRIBUTION, example_files
 from labkit.common.imports import EXTRA_OF
+from tests.acceptance.matrix import QUICK, TRAINING
 from tests.sample_calibrations import calibration
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +81,7 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
 def declared() -> dict[str, tuple[str, Requirement]]:
     """Return extra ("" is the core) and requirement of each dependency, without `gpu`."""
     lists = {"": PROJECT["dependencies"]} | PROJECT["optional-dependencies"]
@@ -106,6 +109,11 @@ def test_developers_install_one_version_of_each_dependency_which_its_range_allow
     for name, (_, requirement) in declared().items():
         assert requirement.specifier.contains(fixed[name]), f"{requirement} excludes {fixed[name]}"
         assert version(name) == fixed[name]
+
+
+def test_the_suites_of_the_matrix_are_there() -> None:
+    for name in (*QUICK, *TRAINING):
+        assert not name.startswith("tests/") or (ROOT / name).exists(), name
 
 
 def test_all_is_every_extra_but_gpu_and_extras_name_the_project() -> None:
@@ -166,13 +174,15 @@ def test_the_core_lists_compares_reports_simulates_and_forecasts(tmp_path: Path)
     absent = sorted((EXTRA_OF.keys() | {"scipy"}) - WITH_THE_CORE)
     assert {"tensorflow", "keras", "jupyterlab", "optuna", "sklearn"} <= set(absent)
     shutil.copytree(ROOT / "tests/records/former", tmp_path / "runs")
+    (tmp_path / "job").mkdir()
+    shutil.copy(ROOT / "notebooks/tour.ipynb", tmp_path / "job/output.ipynb")
     calibration().save(tmp_path / "calibration.json")
     forecast = "mlp -p dataset digits -p batch_size 64 --calibration calibration.json"
     commands = [
         "ls runs",
         "compare runs --parquet table.parquet",
         "report runs",
-        f"report {ROOT}/notebooks/tour.ipynb -o notebook.html",
+        "report runs --notebook job/output.ipynb -o notebook.html",
         "simulate ring --workers 512 --bytes 1e8 --network 10GbE",
         f"forecast {forecast} --network 10GbE --workers 1,8",
     ]

@@ -32,8 +32,8 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 @cache
 def _bundled_digits() -> tuple[Array, Array]:
     """Read scikit-learn's data file; an import of scikit-learn would take ten times as long."""
-    (folder,) = installed("sklearn").submodule_search_locations or ()
-    rows = np.loadtxt(Path(folder) / "datasets/data/digits.csv.gz", delimiter=",")
+    origin = installed("sklearn").origin or ""
+    rows = np.loadtxt(Path(origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(int)
 
 

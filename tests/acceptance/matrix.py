@@ -48,7 +48,13 @@ sys.stdout.write(f"{tensorflow.__version__} {numpy.__version__}")
 """
 # Tests of what uses other packages most: files, figures, reports, parameters, Keras and MPI.
 QUICK = (
-    *("tests/records", "tests/report", "tests/jobs", "tests/figures/kit", "tests/experiment"),
+    *(
+        "tests/records",
+        "tests/report",
+        "tests/jobs",
+        "tests/figures/test_kit.py",
+        "tests/experiment",
+    ),
     *("-m", "pure"),
 )
 TRAINING = ("tests/exchange", "tests/keras", "tests/models", "tests/compression", "tests/cluster")
