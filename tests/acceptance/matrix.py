@@ -69,17 +69,19 @@ class Environment(NamedTuple):
 
     def install(self) -> None:
         """Create the environment with all extras except `gpu`, and with the tests' packages."""
-        subprocess.run(["uv", "venv", "--quiet", "--python", self.python, self.folder], check=True)
+        subprocess.run(
+            ["uv", "venv", "--quiet", "--python", self.python, str(self.folder)], check=True
+        )
         # "Newest" means today. Otherwise, uv obeys the date in `pyproject.toml`.
         today = ["--exclude-newer", datetime.now(UTC).isoformat()]
-        command = ["uv", "pip", "install", "--quiet", "--python", self.folder]
+        command = ["uv", "pip", "install", "--quiet", "--python", str(self.folder)]
         command += ["--resolution", RESOLUTIONS[self.versions], "--editable", ".[all]"]
         command += ["--group", "tests", *(today if self.versions == "newest" else [])]
         subprocess.run(command, check=True, cwd=ROOT)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run this environment's Python, and return its exit code and its standard output."""
-        command = [self.folder / "bin/python", *arguments]
+        command = [str(self.folder / "bin/python"), *arguments]
         # A run of the suite's own Python must not set the environment of this one.
         more = {"VIRTUAL_ENV": str(self.folder), "PYTHONPATH": str(ROOT)}
         return subprocess.run(
