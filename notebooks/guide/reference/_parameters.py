@@ -1,4 +1,4 @@
-"""The generator of the page notebook_parameters.md: `python notebooks/guide/reference/_parameters.py`."""
+"""Generator of the page notebook_parameters.md: `python notebooks/guide/reference/_parameters.py`."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ from labkit.jobs.parameters import declared
 
 HEAD = """# Parameters of the notebooks
 
-Each table lists the cell `parameters` of one notebook. `labkit run NOTEBOOK -p NAME VALUE` sets a parameter,
-and `labkit run NOTEBOOK --help` prints the same table. `python notebooks/guide/reference/_parameters.py` writes this page.
+Each table lists the cell `parameters` of one notebook. `labkit run NOTEBOOK -p NAME VALUE` sets a
+parameter, and `labkit run NOTEBOOK --help` prints the same list. Long defaults are cut at `…`.
+`python notebooks/guide/reference/_parameters.py` writes this page.
 """
 
 
@@ -23,8 +24,10 @@ def table(notebook: Path) -> str:
     """Return a notebook's parameters as a Markdown table."""
     rows = ["| parameter | type | default | comment |", "|---|---|---|---|"]
     for name, parameter in declared(notebook).items():
-        cells = (f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default!r}`", parameter.help)
-        rows.append("| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |")
+        default = repr(parameter.default)
+        default = default if len(default) <= 80 else f"{default[:79]}…"
+        cells = (f"`{name}`", f"`{parameter.annotation}`", f"`{default}`", parameter.help)
+        rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 
 
