@@ -1,4 +1,4 @@
-"""Generator of the page notebook_parameters.md: `python notebooks/guide/reference/_parameters.py`."""
+"""Generator of notebook_parameters.md: `python notebooks/guide/reference/_parameters.py`."""
 
 from pathlib import Path
 
