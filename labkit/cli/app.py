@@ -224,10 +224,13 @@ def compare(
     from labkit.figures.kit.canvas import html_page
     from labkit.jobs.listing import displayed_path
     from labkit.records.export import export, to_mlflow, to_tensorboard
+    from labkit.records.provenance import differing_inputs
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
     say(figures.table(runs).to_string(na_rep=""))
+    if inputs := differing_inputs(runs):
+        say(f"different inputs: {inputs}")
     write_atomically(_ready(output), html_page(figures.compare(runs)))
     say(f"figure: {displayed_path(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):

@@ -301,6 +301,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
             todo = [member for member in plan.members if not manifest.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
         say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
+        for line in manifest.repeated(folder, plan):
+            say(f"{line}; give the command without --resume to search anew" if trials else line)
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
         # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
@@ -323,7 +325,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
         # The records of the notebook runs are read again, because another process may have stopped
         # a run.
-        missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
+        missing = sum(not manifest.has_completed(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
             if best := trials.best():

@@ -21,7 +21,7 @@ from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
-from labkit.records import store
+from labkit.records import provenance, store
 from labkit.records.run import Run
 from labkit.records.safe_yaml import read_plain_file
 from labkit.records.shape import FIELDS, field_problem
@@ -118,6 +118,7 @@ class RunLog:
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
         store.start(directory, experiment, machine())
+        provenance.write(directory, begin=True)
         self._live = directory / FOLDER  # The folder `_live` receives the stream of logged values.
         self._live.mkdir()
         self._writer = StreamWriter(self._live, 0, store.this_process())
@@ -173,6 +174,7 @@ class RunLog:
     def end(self) -> None:
         """Write all values, and the run's final state: completed, pruned, interrupted or failed."""
         self.write()
+        provenance.write(self.run.path)
         error = _ended_by()
         if error is None:
             store.complete(self.run.path)

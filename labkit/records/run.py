@@ -208,6 +208,21 @@ class Run:
             warnings.warn(f"{error}; the run is shown without its environment", stacklevel=2)
             return {}
 
+    @cached_property
+    def provenance(self) -> Record:
+        """Repository, files, packages and imported modules of the run; {} if not recorded.
+
+        `repository` contains the commit, and the diff of uncommitted changes or only its checksum.
+        `files` maps each source file and data file that Python has read to its checksum.
+        """
+        from labkit.records import provenance
+
+        try:
+            return _without_schema(provenance.read(self.path))
+        except LabkitError as error:
+            warnings.warn(f"{error}; the run is shown without its inputs", stacklevel=2)
+            return {}
+
     @property
     def seeds(self) -> list[Run]:
         """The runs of all seeds, in order of the seeds; empty for a run without repeats."""

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import sys
 import time
 import warnings
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 ELEMENT = "LABKIT_ELEMENT"
 # The file `.reason` in a job's folder contains the reason why the job was interrupted.
 _REASON = ".reason"
+# The folder `.earlier` contains earlier attempts of notebook runs and of runs. File searches skip
+# the folder, because its name begins with a dot.
+EARLIER = ".earlier"
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
 MAX_RECORD_BYTES = 2**26  # The metrics of 100,000 epochs have about 10 million bytes.
@@ -247,6 +251,15 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     check_folder(newest, root)
     mark_queued(newest, notebook, parameters)
     return newest
+
+
+def set_aside(folder: Path) -> None:
+    """Move the folder of an earlier attempt into the hidden folder EARLIER beside it."""
+    backup = folder.parent / EARLIER / f"{folder.name}.{secrets.token_hex(4)}"
+    make_folder(backup.parent, folder.parent)
+    # The folder of an earlier attempt is kept. The folder may be the only evidence of why the
+    # attempt failed.
+    folder.rename(backup)
 
 
 def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:
