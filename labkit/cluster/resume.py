@@ -77,7 +77,7 @@ def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
         UnsafeFile: The folder contains a link or a special file.
     """
     job = os.environ.get("LABKIT_JOB") if resume is None and RESUME_VARIABLE in os.environ else None
-    root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
+    root = Path(job) if job else store.runs_folder()
     if not (resume is True or job) or not root.is_dir():
         return None
     wanted = json.loads(store.json_text(experiment.to_json()))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.common import imports, reads
 from labkit.common.canonical_json import digest
-from labkit.common.files import open_file
+from labkit.common.files import open_file, repository_folder
 from labkit.common.privacy import scrub
 from labkit.records import store
 from labkit.records.shape import PROVENANCE
@@ -100,7 +100,7 @@ def _places(notebook: Path | None = None) -> dict[str, str]:
     """Return the folders whose files are recorded, by the prefix that their files' names have."""
     extra = imports.split_folders(imports.extra_folders())
     here = str(notebook.resolve().parent) if notebook else (extra or [os.getcwd()])[0]
-    repository = _repository_folder(here)
+    repository = repository_folder(Path(here))
     places = {"": here, "{data}/": os.environ.get("LABKIT_DATA"), "{cwd}/": os.getcwd()}
     places |= {"{repository}/": str(repository) if repository else None}
     return {prefix: os.path.abspath(path) for prefix, path in places.items() if path}
@@ -139,16 +139,9 @@ def _checksum(path: str, known: reads.Stamp) -> str:
 # --- repository and packages ---------------------------------------------------------------------
 
 
-@lru_cache
-def _repository_folder(folder: str) -> Path | None:
-    """Return the nearest folder that is a git repository, from a folder upwards."""
-    places = (Path(folder), *Path(folder).parents)
-    return next((place for place in places if (place / ".git").exists()), None)
-
-
 def repository() -> dict[str, JSON]:
     """Return commit and uncommitted changes of the notebook's repository; {} without one."""
-    folder = _repository_folder(_places()[""])
+    folder = repository_folder(Path(_places()[""]))
     commit = _git(folder, "rev-parse", "HEAD") if folder else None
     if not commit:
         return {}

@@ -285,7 +285,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
 
     A warning is issued for each unusable run. A pattern such as `runs/tour/00*` means all folders
     that match it. If the current folder lacks a relative path, labkit searches a second folder. The
-    second folder is the parent of the runs folder (`LABKIT_RUNS`).
+    second folder is the parent of the runs folder (`store.runs_folder`).
 
     Raises:
         LabkitError: If a folder does not exist.
@@ -405,8 +405,7 @@ def _row(run: Run) -> Record:
 
 def _matching_folders(root: Path) -> list[Path]:
     """Return the folders that match a path or pattern, or the path itself if none matches."""
-    all_runs = os.environ.get("LABKIT_RUNS")
-    for start in (Path(), *([Path(all_runs).parent] if all_runs else [])):
+    for start in (Path(), store.runs_folder().parent):
         # A missing path without wildcards is returned unchanged, so that the error message names
         # the path.
         if glob.has_magic(str(root)):

@@ -28,6 +28,7 @@ from labkit.common.files import (
     make_folder,
     read_file,
     replace_file,
+    repository_folder,
     runtime_folder,
 )
 from labkit.common.privacy import scrub
@@ -199,9 +200,25 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
     return directory
 
 
+def runs_folder() -> Path:
+    """Return the folder of all runs: `LABKIT_RUNS`, or `runs` here or in a folder above.
+
+    Executors and editors start kernels in different folders. Only folders of the same git
+    repository are searched. If none of them has a folder `runs`, the result is `runs` here.
+    """
+    if named := os.environ.get("LABKIT_RUNS"):
+        return Path(named)
+    here = Path.cwd()
+    top = repository_folder(here)
+    above = [folder for folder in here.parents if top and folder.is_relative_to(top)]
+    return next(
+        (each / "runs" for each in (here, *above) if (each / "runs").is_dir()), Path("runs")
+    )
+
+
 def run_directory(name: str) -> Path:
     """Create a run directory in this process's job folder, or without one, interactively."""
-    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
+    interactive = runs_folder() / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
