@@ -22,7 +22,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import MANY
 from labkit.figures.kit.sheet import Sheet
-from labkit.report.still import picture
+from labkit.figures.kit.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='
 MAX_HEIGHT = 20_000  # The page ignores a figure's height of 20,000 pixels or more.

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from labkit.report.still import picture
+from labkit.figures.kit.still import picture
 
 LAYOUT = {"height": 300, "margin": {"t": 10, "b": 40}}
 
