@@ -10,7 +10,11 @@ import sys
 
 import lazy_loader
 
+from labkit.common.reads import watch as _watch
+
 __version__ = "0.1.0"
+# A notebook may read its data before it uses labkit. The import therefore begins to note files.
+_watch()
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

@@ -271,11 +271,14 @@ def compare(
     from labkit.figures.kit.canvas import html_page
     from labkit.jobs.listing import displayed_path
     from labkit.records.export import export, export_table, to_mlflow, to_tensorboard
+    from labkit.records.provenance import differing_inputs
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
     with option_context("display.unicode.east_asian_width", True):
         report.details(figures.table(runs).to_string(na_rep=""))
+    if inputs := differing_inputs(runs):
+        report.details(f"different inputs: {inputs}")
     write_atomically(_ready(output), html_page(figures.compare(runs)))
     figure = displayed_path(output)
     # JSON has no NaN, so missing values become None, in columns that may contain None.

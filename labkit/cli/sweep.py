@@ -376,6 +376,9 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
             total, done = len(plan.members), len(plan.members) - len(todo)
         earlier = f", {done} done" if done else ""
         report.details(f"{displayed_path(folder)}: {total} members{earlier}")
+        for line in manifest.repeated(folder, plan):
+            anew = "; give the command without --resume to search anew" if trials else ""
+            report.details(line + anew)
         options = {name: record[name] for name in ("jobs", "limit", "slurm", "retries")}
         words = options["slurm"]
         # An earlier command may have submitted this sweep to Slurm. Tasks of the sweep's Slurm job
@@ -399,7 +402,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record, report: Report) -> None:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
         # The records of the notebook runs are read again, because another process may have stopped
         # a run.
-        missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
+        missing = sum(not manifest.has_completed(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
             best = trials.best()

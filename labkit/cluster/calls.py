@@ -20,6 +20,7 @@ from labkit.common.timeouts import Limits
 from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
 from labkit.communicator.status_table import ENDED
 from labkit.network import Network
+from labkit.records import provenance
 from labkit.records.endings import End, out_of_memory_hint
 from labkit.worker.source_bundle import pack
 
@@ -326,7 +327,10 @@ class Calls(PendingCalls, Generic[T]):
         if not all(map(_has_succeeded, living)):
             return None
         replies = [call.get() for call in living]
-        results = {number: result for result, _, number in replies if number is not None}
+        results = {number: result for result, _, number, _ in replies if number is not None}
+        for *_, inputs in replies:
+            if inputs is not None:
+                provenance.add(inputs)
         return dict(sorted(results.items()))
 
     def messages(self, wait: bool = False) -> Iterator[tuple[int, str]]:

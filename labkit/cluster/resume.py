@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.files import check_folder
 from labkit.common.state import decoding
 from labkit.experiment import Experiment
-from labkit.records import checkpoints, store
+from labkit.records import checkpoints, provenance, store
 from labkit.records.checkpoints import RESUME_VARIABLE, Checkpoint, CheckpointContext, Resume
 from labkit.records.folders import scan
 from labkit.records.run import Run
@@ -76,7 +77,7 @@ def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
         UnsafeFile: The folder contains a link or a special file.
     """
     job = os.environ.get("LABKIT_JOB") if resume is None and RESUME_VARIABLE in os.environ else None
-    root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
+    root = Path(job) if job else store.runs_folder()
     if not (resume is True or job) or not root.is_dir():
         return None
     wanted = json.loads(store.json_text(experiment.to_json()))
@@ -92,10 +93,20 @@ def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
         next_of_job = (has_state or state == "completed") and run.path not in _resumed
         if next_of_job if job else has_state:
             check_folder(candidate.path, root)
+            if job and (reasons := _reasons_to_repeat(run)):
+                print(f"{run.name} is repeated: {', '.join(reasons)}", file=sys.stderr, flush=True)
+                store.set_aside(run.path)
+                continue
             if job:
                 _resumed.add(run.path)
             return run
     return None
+
+
+def _reasons_to_repeat(run: Run) -> list[str]:
+    """Return what has changed since a run of this process's job read its inputs."""
+    parts = (provenance.changes(part.path, cells=True) for part in (run, *run.seeds))
+    return [*dict.fromkeys(reason for reasons in parts for reason in reasons)]
 
 
 def checkpoint_context(
@@ -182,7 +193,7 @@ def begin_record(
     if context is None or (resume := context.resume) is None:
         # No checkpoint in the folder is complete, so the folder is removed.
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
-        store.start(directory, experiment.to_json())
+        _start(directory, experiment)
         return
     before: list[JSON] = []
     if context.goes_on:
@@ -191,11 +202,16 @@ def begin_record(
         shutil.rmtree(directory / FOLDER, ignore_errors=True)
         checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:
-        store.start(directory, experiment.to_json())
+        _start(directory, experiment)
     entry: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}
     if not context.goes_on:
         entry["of"] = Path(resume.folder).parents[1].name
     store.mark_running(directory, resumed=[*before, entry])
+
+
+def _start(directory: Path, experiment: Experiment) -> None:
+    store.start(directory, experiment.to_json())
+    provenance.write(directory, begin=True)
 
 
 def find_run(run_or_folder: Run | Path | str) -> Run:

@@ -24,7 +24,7 @@ from labkit.common.errors import Pruned
 from labkit.communicator.status_table import ENDED
 from labkit.experiment import Experiment
 from labkit.network import Network
-from labkit.records import checkpoints, store
+from labkit.records import checkpoints, provenance, store
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.endings import STOP_SIGNALS, interruption_text, raise_on_signals
 from labkit.records.run import Run
@@ -315,6 +315,7 @@ def run_seeds(
 
     top = top or store.run_directory(f"{experiment.label}-{experiment.hash8}")
     store.start(top, experiment.to_json())
+    provenance.write(top, begin=True)
     seeds = []
     try:
         for seed in range(experiment.seed, experiment.seed + experiment.repeats):
@@ -340,5 +341,6 @@ def run_seeds(
         raise
     # Each row contains its seed, so one table can contain the rows of all seeds.
     history = pd.concat([seed.history for seed in seeds], ignore_index=True)
+    provenance.write(top)
     store.finish(top, aggregate(seeds), history)
     return Run(top)

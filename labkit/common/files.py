@@ -137,6 +137,11 @@ def keep_bytecode() -> None:
     os.environ.update(bytecode_variables())
 
 
+def repository_folder(folder: Path) -> Path | None:
+    """Return the nearest folder that is a git repository, from a folder upwards, or None."""
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
+
+
 def fingerprint() -> str:
     """Return the SHA-256 of labkit's source, which identifies the version in measurements."""
     checksum = hashlib.sha256()

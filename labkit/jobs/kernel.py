@@ -21,6 +21,7 @@ from asyncio import Future
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import Empty
 from types import CodeType, FrameType
 from typing import Any
@@ -32,8 +33,9 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Integer, Type
 
-from labkit.common import imports
+from labkit.common import imports, reads
 from labkit.jobs.fork import Fork
+from labkit.records import provenance
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
@@ -147,6 +149,12 @@ class LosslessKernel(IPKernelApp):
 
     def start(self) -> None:
         """Report that the kernel is reachable, and serve requests."""
+        job = Path(os.environ["LABKIT_JOB"])
+        assert self.shell is not None  # `initialize` has created the shell
+        provenance.write(job, begin=True)
+        # The record is written after each cell, because a kernel may be killed at its end.
+        self.shell.events.register("post_run_cell", lambda _: provenance.write(job))
+        atexit.register(provenance.write, job)
         os.write(self.report_pipe, b"!")
         os.close(self.report_pipe)
         super().start()  # type: ignore[no-untyped-call]
@@ -307,6 +315,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
+    reads.forget()
     # The parent's process id is an argument, not an environment variable. ipykernel would read the
     # environment variable at import, before the fork.
     LosslessKernel.launch_instance(

@@ -11,7 +11,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,8 +21,8 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
-from labkit.jobs import parameters
-from labkit.records import store
+from labkit.jobs import cells, parameters
+from labkit.records import provenance, store
 from labkit.records.run import Run
 from labkit.records.safe_yaml import read_plain_file
 from labkit.records.shape import FIELDS, field_problem
@@ -30,8 +31,11 @@ from labkit.records.stream import FOLDER, StreamReader, StreamWriter
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from labkit.jobs.parameters import Values
+    from labkit.jobs.parameters import Known, Values
 
+INJECTED = "# Parameters\n"  # papermill begins the cell that it injects with this comment
+# An executor's notebook is searched among at most `MAX_CANDIDATES` notebooks near the kernel.
+MAX_CANDIDATES = 100
 WRITE_EVERY = 0.5  # Growing curves are written to disk at most every `WRITE_EVERY` seconds.
 
 # Only labkit itself may write the fields of metrics.json in `RESERVED`.
@@ -129,7 +133,9 @@ class RunLog:
         record = experiment(notebook, values | dict(parameters), label)
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
         name = label or Path(notebook).stem or "log"
-        return cls(store.run_directory(f"{name}-{digest}"), record, parameters, values)
+        log = cls(store.run_directory(f"{name}-{digest}"), record, parameters, values)
+        provenance.write(log.run.path, begin=True)
+        return log
 
     def note(self, cell: str) -> None:
         """Mark the run as ended if the next cell sets parameters, so that a new run begins."""
@@ -173,6 +179,9 @@ class RunLog:
     def end(self) -> None:
         """Write all values, and the run's final state: completed, pruned, interrupted or failed."""
         self.write()
+        # The process of a job, which records glued values, has not read the notebook's files.
+        if (self.run.path / provenance.FILE).exists():
+            provenance.write(self.run.path)
         error = _ended_by()
         if error is None:
             store.complete(self.run.path)
@@ -255,7 +264,7 @@ def parameters_of_job(job: Path) -> tuple[str, dict[str, JSON]]:
     defaults = parameters.known_values(
         {name: parameter.default for name, parameter in declared.items()}
     )
-    name = str(store.read_json(job / "status.json").get("notebook"))
+    name = Path(str(store.read_json(job / "status.json").get("notebook"))).name
     return name, defaults | (job_values if isinstance(job_values, dict) else {})
 
 
@@ -280,17 +289,92 @@ def _parameters() -> tuple[str, dict[str, JSON]]:
     """Return the name of this process's notebook or script, and its current parameters."""
     main = vars(sys.modules["__main__"])
     if job := os.environ.get("LABKIT_JOB"):
-        return parameters_of_job(Path(job))
-    # JupyterLab, VS Code and Python store the path of the notebook or script in three different
-    # variables.
-    session = os.environ.get("JPY_SESSION_NAME")
-    path = Path(session or main.get("__vsc_ipynb_file__") or main.get("__file__") or "")
+        name, values = parameters_of_job(Path(job))
+        computed = parameters.declared(Path(job) / "output.ipynb").keys() - values.keys()
+        return name, _json_values({each: main.get(each) for each in computed}) | values
+    path = _session_file() or Path(main.get("__file__") or "")
     try:
         declared = parameters.declared(path)
     except LabkitError:  # the notebook file is not saved yet, or does not exist
-        return path.name, {}
+        shell = _shell()
+        if shell is None or _session_file():
+            return path.name, {}
+        return executed_parameters([*shell.history_manager.input_hist_raw], main)
     values = {name: main.get(name, parameter.default) for name, parameter in declared.items()}
-    return path.name, {name: value for name, value in values.items() if _is_json(value)}
+    return path.name, _json_values(values)
+
+
+def _session_file() -> Path | None:
+    """Return the notebook that is open in JupyterLab or VS Code; None in other processes."""
+    in_vs_code = vars(sys.modules["__main__"]).get("__vsc_ipynb_file__")
+    file = os.environ.get("JPY_SESSION_NAME") or in_vs_code
+    return Path(file) if file else None
+
+
+def executed_parameters(history: Sequence[str], namespace: Values) -> tuple[str, dict[str, JSON]]:
+    """Return the name and the parameters of the notebook that papermill or nbclient executes.
+
+    Executors do not tell a kernel the notebook's path. The kernel knows the sources of the executed
+    cells. The notebook is a file whose cells begin with these sources. Without such a file, the
+    parameters are those in the cell that papermill injected, and in the cell before. Without an
+    injected cell, the first cell that contains only assignments declares the parameters.
+
+    Args:
+        history: Sources of the executed cells, in order.
+        namespace: Variables of the kernel.
+    """
+    sources = [source.strip() for source in history if source.strip()]
+    for path in _notebook_candidates():
+        with suppress(LabkitError):  # the file is no notebook
+            all_cells = cells.read(path)
+            code = [cell for cell in all_cells if cell.kind == "code" and cell.source.strip()]
+            own = [cell.source.strip() for cell in code if "injected-parameters" not in cell.tags]
+            if (injected := _injected_source(own, sources)) is not None:
+                declared = parameters.declared(path) | parameters.parse(injected)
+                return path.name, _values_of(declared, namespace)
+    marked = [place for place, source in enumerate(sources) if source.startswith(INJECTED)]
+    if marked:
+        own = sources[max(0, marked[-1] - 1) : marked[-1] + 1]
+    else:
+        own = [source for source in sources if parameters.only_assigns(source)][:1]
+    return "", _values_of(parameters.parse("\n".join(own)), namespace)
+
+
+def _values_of(declared: Known, namespace: Values) -> dict[str, JSON]:
+    """Return literal values from the source, and computed values from the kernel's variables."""
+    defaults = {name: parameter.default for name, parameter in declared.items()}
+    computed = {name: namespace[name] for name in defaults.keys() & namespace.keys()}
+    return _json_values(computed | parameters.known_values(defaults))
+
+
+def _injected_source(own: Sequence[str], executed: Sequence[str]) -> str | None:
+    """Return the source that papermill injected, or ""; None if the executed cells are others."""
+    place, injected = 0, ""
+    for source in executed:
+        if source == next(iter(own[place : place + 1]), None):
+            place += 1
+        elif source.startswith(INJECTED) and not injected:
+            injected = source
+        else:
+            return None
+    return injected
+
+
+def _notebook_candidates() -> list[Path]:
+    """Return files that an executor may execute: its arguments, then notebooks in this folder."""
+    import psutil
+
+    named: list[Path] = []
+    with suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        named = [Path(parent.cwd(), word) for word in parent.cmdline()[1:]]
+    named = [path for path in named if path.suffix.lower() in (".ipynb", *cells.SCRIPTS)]
+    near = sorted(chain(Path().glob("*.ipynb"), Path().glob("*/*.ipynb")))[:MAX_CANDIDATES]
+    return [path for path in (*named, *near) if path.is_file()]
+
+
+def _json_values(values: Values) -> dict[str, JSON]:
+    return {name: value for name, value in values.items() if _is_json(value)}
 
 
 def _is_json(value: object) -> bool:
@@ -323,9 +407,11 @@ def _ended_by() -> BaseException | None:
     An interactive session always ends without error, because it continues after an error in a cell.
     """
     error = getattr(sys, "last_value", None) or _exit
-    if _shell() is not None:
-        # An error in a cell ends a job, but an interactive session continues after the error.
-        error = _last_error if os.environ.get("LABKIT_JOB") else None
+    if (shell := _shell()) is not None:
+        # An error in a cell ends a job, and a notebook that papermill or nbclient executes. An
+        # interactive session continues after the error.
+        is_executed = getattr(shell, "kernel", None) is not None and _session_file() is None
+        error = _last_error if os.environ.get("LABKIT_JOB") or is_executed else None
     return None if isinstance(error, SystemExit) and not error.code else error
 
 

@@ -198,6 +198,21 @@ def parse(source: str) -> dict[str, NotebookParameter]:
     return parameters
 
 
+def only_assigns(source: str) -> bool:
+    """Return whether a cell contains nothing but assignments of names."""
+    try:
+        body = ast.parse(_plain_python(source)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    kinds = (ast.Assign, ast.AnnAssign)
+    targets = [
+        node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        for node in body
+        if isinstance(node, kinds)
+    ]
+    return len(targets) == len(body) > 0 and all(isinstance(t, ast.Name) for t in targets)
+
+
 def _annotation(node: ast.AnnAssign) -> str:
     # An annotation may be in quotes, as in `workers: "int" = 2`.
     if isinstance(node.annotation, ast.Constant):

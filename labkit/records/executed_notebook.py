@@ -49,7 +49,9 @@ def notebook_bytes(path: Path) -> bytes:
             raise FileNotFoundError(f"no file {path}")
         if (size := path.stat().st_size) > MAX_NOTEBOOK_BYTES:
             raise NotPlain(f"has {size:,} bytes; a notebook has at most {MAX_NOTEBOOK_BYTES:,}")
-        return path.read_bytes()
+        # The function `read_file` opens the file relative to its folder. A notebook that labkit
+        # reads is therefore no input of a run (`labkit.common.reads`).
+        return read_file(path.resolve())
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -208,6 +208,21 @@ class Run:
             warnings.warn(f"{error}; the run is shown without its environment", stacklevel=2)
             return {}
 
+    @cached_property
+    def provenance(self) -> Record:
+        """Repository, files, packages and imported modules of the run; {} if not recorded.
+
+        `repository` contains the commit, and the diff of uncommitted changes or only its checksum.
+        `files` maps each source file and data file that Python has read to its checksum.
+        """
+        from labkit.records import provenance
+
+        try:
+            return _without_schema(provenance.read(self.path))
+        except LabkitError as error:
+            warnings.warn(f"{error}; the run is shown without its inputs", stacklevel=2)
+            return {}
+
     @property
     def seeds(self) -> list[Run]:
         """The runs of all seeds, in order of the seeds; empty for a run without repeats."""
@@ -270,7 +285,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
 
     A warning is issued for each unusable run. A pattern such as `runs/tour/00*` means all folders
     that match it. If the current folder lacks a relative path, labkit searches a second folder. The
-    second folder is the parent of the runs folder (`LABKIT_RUNS`).
+    second folder is the parent of the runs folder (`store.runs_folder`).
 
     Raises:
         LabkitError: If a folder does not exist.
@@ -390,8 +405,7 @@ def _row(run: Run) -> Record:
 
 def _matching_folders(root: Path) -> list[Path]:
     """Return the folders that match a path or pattern, or the path itself if none matches."""
-    all_runs = os.environ.get("LABKIT_RUNS")
-    for start in (Path(), *([Path(all_runs).parent] if all_runs else [])):
+    for start in (Path(), store.runs_folder().parent):
         # A missing path without wildcards is returned unchanged, so that the error message names
         # the path.
         if glob.has_magic(str(root)):

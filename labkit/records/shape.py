@@ -27,7 +27,9 @@ from labkit.common.renamed import (
 
 Field: TypeAlias = Callable[[JSON], bool]
 
+PROVENANCE = "provenance.json"
 MAX_FIELDS = 1_000  # An experiment has only about 50 table columns.
+MAX_ENTRIES = 10_000  # The mappings of `texts` are no columns of tables.
 MAX_FOLDER_BYTES = 255  # Usual file systems limit a folder's name to 255 bytes.
 MAX_COUNT = 10**6
 EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timestamp()
@@ -43,7 +45,7 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
     Args:
         file: Name of the file that contains the record, such as "status.json".
     """
-    if file in FIELDS and (count := _columns(record)) > MAX_FIELDS:
+    if file in FIELDS and file != PROVENANCE and (count := _columns(record)) > MAX_FIELDS:
         return f"the record has more than {MAX_FIELDS:,} fields ({count:,})"
     for name, is_fine in FIELDS.get(file, {}).items():
         value = record.get(name)
@@ -158,6 +160,16 @@ def ranges(value: JSON) -> bool:
 def names(value: JSON) -> bool:
     """A list of at most 1,000 names, each of at most 1,000 characters."""
     return isinstance(value, list) and len(value) <= MAX_FIELDS and all(map(line, value))
+
+
+def texts(value: JSON) -> bool:
+    """A mapping from at most 10,000 names to texts of at most 1,000 characters."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= MAX_ENTRIES
+        and all(map(line, value))
+        and all(map(line, value.values()))
+    )
 
 
 def records(value: JSON) -> bool:
@@ -313,6 +325,13 @@ FIELDS: dict[str, dict[str, Field]] = {
         "clocks": clocks,
     },
     "environment.json": {},
+    PROVENANCE: {
+        **dict.fromkeys(("files", "packages"), texts),
+        "imports": names,
+        "repository": fields,
+        "cells": line,
+        "files_omitted": integer,
+    },
     "sweep.json": {
         **dict.fromkeys(("state", "notebook", "plan", "slurm"), line),
         **dict.fromkeys(("started", "ended"), timestamp),

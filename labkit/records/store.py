@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import sys
 import time
 import warnings
@@ -27,6 +28,7 @@ from labkit.common.files import (
     make_folder,
     read_file,
     replace_file,
+    repository_folder,
     runtime_folder,
 )
 from labkit.common.privacy import scrub
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 ELEMENT = "LABKIT_ELEMENT"
 # The file `.reason` in a job's folder contains the reason why the job was interrupted.
 _REASON = ".reason"
+# The folder `.earlier` contains earlier attempts of notebook runs and of runs. File searches skip
+# the folder, because its name begins with a dot.
+EARLIER = ".earlier"
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
 MAX_RECORD_BYTES = 2**26  # The metrics of 100,000 epochs have about 10 million bytes.
@@ -195,9 +200,25 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
     return directory
 
 
+def runs_folder() -> Path:
+    """Return the folder of all runs: `LABKIT_RUNS`, or `runs` here or in a folder above.
+
+    Executors and editors start kernels in different folders. Only folders of the same git
+    repository are searched. If none of them has a folder `runs`, the result is `runs` here.
+    """
+    if named := os.environ.get("LABKIT_RUNS"):
+        return Path(named)
+    here = Path.cwd()
+    top = repository_folder(here)
+    above = [folder for folder in here.parents if top and folder.is_relative_to(top)]
+    return next(
+        (each / "runs" for each in (here, *above) if (each / "runs").is_dir()), Path("runs")
+    )
+
+
 def run_directory(name: str) -> Path:
     """Create a run directory in this process's job folder, or without one, interactively."""
-    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
+    interactive = runs_folder() / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
@@ -247,6 +268,15 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     check_folder(newest, root)
     mark_queued(newest, notebook, parameters)
     return newest
+
+
+def set_aside(folder: Path) -> None:
+    """Move the folder of an earlier attempt into the hidden folder EARLIER beside it."""
+    backup = folder.parent / EARLIER / f"{folder.name}.{secrets.token_hex(4)}"
+    make_folder(backup.parent, folder.parent)
+    # The folder of an earlier attempt is kept. The folder may be the only evidence of why the
+    # attempt failed.
+    folder.rename(backup)
 
 
 def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:

@@ -17,7 +17,7 @@ from labkit.common.privacy import scrub
 from labkit.communicator.mpi_library import implementation
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
-from labkit.records import store
+from labkit.records import provenance, store
 from labkit.records.run_metrics import Event, RankResult, Row, on_one_clock, summarise
 from labkit.records.store import Rows
 
@@ -45,6 +45,7 @@ def write(
         faults: Records of the restarts before the last attempt.
         dead: Numbers of the ranks that died in the last attempt.
     """
+    provenance.write(directory)
     ranks = list(results.values())
     run_result = next((rank.whole for rank in ranks if rank.whole is not None), None)
     if run_result is None:

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from labkit.common import reads
 from labkit.common.canonical_json import JSON
 from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import remaining_faults
+from labkit.records import provenance
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.run_metrics import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
@@ -298,8 +300,8 @@ def main(payload: bytes) -> Any:
     failure.
 
     Returns:
-        The function's result, the failed ranks, and the number of this rank. A spare rank without
-        work returns (None, [], None).
+        The function's result, the failed ranks, the number of this rank, and the inputs that the
+        rank has read. A spare rank without work returns (None, [], None, None).
     """
     import cloudpickle
 
@@ -309,10 +311,11 @@ def main(payload: bytes) -> Any:
         prepare()
     communicator = join(task["ranks"], task["spares"], task["limit"], task["network"])
     if communicator is None:
-        return None, [], None
+        return None, [], None, None
     communicator.deaths = task.get("deaths", 0)
     try:
         enter_folder(task["folder"], task["modules"], task["luggage"])
+        reads.forget()
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
@@ -332,7 +335,7 @@ def main(payload: bytes) -> Any:
             communicator.barrier("the end of the call")
         except RankDied:  # A failed rank reports its own failure, and its engine restarts.
             communicator.release_spares()
-            return result, communicator.lost, communicator.number
+            return result, communicator.lost, communicator.number, provenance.inputs()
     except BaseException as error:
         cause = communicator.wait_policy.first_error or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
@@ -344,4 +347,4 @@ def main(payload: bytes) -> Any:
     # failed rank restarts.
     with suppress(RankDied):
         communicator.close()
-    return result, communicator.lost, communicator.number
+    return result, communicator.lost, communicator.number, provenance.inputs()

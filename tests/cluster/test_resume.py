@@ -16,8 +16,16 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resume import checkpoint_context, find_run, validate_checkpoint
-from labkit.records.checkpoints import FOLDER, complete_checkpoints, publish
+from labkit.cluster.resume import (
+    begin_record,
+    checkpoint_context,
+    find_resumable,
+    find_run,
+    validate_checkpoint,
+)
+from labkit.common import reads
+from labkit.records import provenance, store
+from labkit.records.checkpoints import FOLDER, RESUME_VARIABLE, complete_checkpoints, publish
 from labkit.records.run import Run
 from labkit.strategies import STRATEGIES
 
@@ -240,3 +248,27 @@ def test_whoever_runs_it_is_ended_and_it_goes_on(
     assert again.path.resolve() == path.resolve()
     assert again.status["resumed"][0]["step"] >= reached
     assert told(again) == told(whole[experiment.hash8])
+
+
+def test_a_resumed_job_repeats_the_runs_whose_inputs_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "job"
+    monkeypatch.setenv("LABKIT_JOB", str(job))
+    monkeypatch.setenv(RESUME_VARIABLE, "1")
+    experiment = Experiment(model="mlp", dataset="digits", workers=2)
+    Path("data.csv").write_text("1")
+    reads.forget()
+    Path("data.csv").read_text()
+    for name in ("kept", "outdated"):
+        (job / name).mkdir(parents=True)
+        begin_record(job / name, experiment, None)
+        store.finish(job / name, {"epochs": []}, [])
+    Path("data.csv").write_text("2")
+    record = store.read_json(job / "kept" / provenance.FILE)
+    store.write_json(job / "kept" / provenance.FILE, record | {"files": {}})
+    found = find_resumable(experiment, None)
+    assert found is not None
+    assert found.path == job / "kept"
+    assert find_resumable(experiment, None) is None
+    assert {path.name for path in job.iterdir()} == {"kept", ".earlier"}

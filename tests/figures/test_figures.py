@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from sample_runs import FAILED_GATE, experiment, history, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.figures import compare, curves, show, speedup, table, throughput
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import PALETTE, entries, labels
 from labkit.records import store
 from labkit.records.analysis.columns import differences
@@ -21,6 +24,7 @@ from labkit.records.analysis.curves import loss_curve, smoothed
 from labkit.records.analysis.scaling import scalings
 from labkit.records.run import Run
 
+SVG = "{http://www.w3.org/2000/svg}"  # the namespace of SVG elements
 TOP_K = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "TopK", "ratio": 0.01}}
 
 
@@ -272,6 +276,19 @@ def test_a_notebook_keeps_the_figure_and_its_words_and_no_address(tmp_path: Path
     assert len(content["data"]) > 10
     assert "speed-up" in bundle["text/html"]
     assert "http" not in json.dumps(bundle)
+    [code] = re.findall(
+        r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="[^"]+">', bundle["text/html"]
+    )
+    picture = ElementTree.fromstring(base64.b64decode(code))
+    drawn = [len(each.get("points", "").split()) for each in picture.iter(f"{SVG}polyline")]
+    assert max(drawn) > 10
+    assert "Throughput" in " ".join(each.text or "" for each in picture.iter(f"{SVG}text"))
+
+
+def test_a_figure_without_a_still_picture_keeps_its_words() -> None:
+    figure = Figure(data=[{"type": "scatter3d", "x": [1], "y": [1], "z": [1]}])
+    figure.update_layout(meta={"alt": "a < b"})
+    assert figure._repr_mimebundle_()["text/html"] == "<p>a &lt; b</p>"
 
 
 def test_ipython_displays_that_bundle(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.jobs.glue import scraps
-from labkit.jobs.log import RunLog, experiment
+from labkit.jobs.log import RunLog, executed_parameters, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store
 from labkit.records.export import points
@@ -289,6 +289,63 @@ def test_in_a_session_of_cells_other_parameters_are_another_run(
     environ = os.environ | {"JPY_SESSION_NAME": str(path)}
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environ, check=True)
     assert (tmp_path / "told").read_text().splitlines() == runs
+
+
+INJECTED = "# Parameters\nrate = 0.4\nextra = [1]"
+TRAINING = "import labkit as lk\nmodel = model.upper()\nlk.log(f1=rate)"
+OF_NOTEBOOK = {"rate": 0.1, "model": "mine", "strategy": "adam"}
+
+
+@pytest.mark.parametrize(
+    ("history", "name", "values"),
+    [
+        # nbconvert, `jupyter execute` and nbmake execute the cells of the file.
+        ([PARAMETERS, TRAINING], "mine.ipynb", OF_NOTEBOOK),
+        # papermill injects a cell after the parameters.
+        (
+            [PARAMETERS, INJECTED, TRAINING],
+            "mine.ipynb",
+            OF_NOTEBOOK | {"rate": 0.4, "extra": [1]},
+        ),
+        # The file of the notebook is unknown.
+        (
+            ["import labkit as lk", "rate = 0.3\nsize = len('abc')", INJECTED, "lk.log(f1=1)"],
+            *("", {"rate": 0.4, "size": 3, "extra": [1]}),
+        ),
+        (["import labkit as lk", "rate = 0.3\nsize = len('abc')"], "", {"rate": 0.3, "size": 3}),
+        (["import labkit as lk; lk.log(f1=1)"], "", {}),
+    ],
+)
+def test_parameters_are_those_of_the_cells_that_an_executor_executes(
+    tmp_path: Path, history: list[str], name: str, values: dict[str, object]
+) -> None:
+    notebook(tmp_path / "a_copy.ipynb", "another cell")
+    notebook(tmp_path / "mine.ipynb", TRAINING)
+    namespace = {"rate": 99, "model": "MINE", "size": 3, "unrelated": 1}
+    assert executed_parameters(["", *history], namespace) == (name, values)
+
+
+@pytest.mark.slow
+@pytest.mark.heavy  # kernels
+def test_every_executor_makes_the_same_run(tmp_path: Path) -> None:
+    def run(*command: str) -> int:
+        here = {"cwd": tmp_path, "capture_output": True, "check": False}
+        return subprocess.run([sys.executable, "-m", *command], **here).returncode  # type: ignore[call-overload]
+
+    notebook(tmp_path / "mine.ipynb", "computed = 2 * rate", "import labkit as lk\nlk.log(f1=1)")
+    (tmp_path / "out").mkdir()
+    assert run("papermill", "mine.ipynb", "out/1.ipynb", "-p", "rate", "0.2") == 0
+    assert run("jupyter", "execute", "mine.ipynb", "--output", "out/2") == 0
+    assert run("nbconvert", "--execute", "--to", "notebook", "mine.ipynb", "--output-dir=out") == 0
+    execute(tmp_path / "mine.ipynb", {"rate": 0.2}, tmp_path / "runs")
+    runs = sorted(lk.load_runs(tmp_path / "runs"), key=lambda run: run.name)
+    assert sorted(str(run.experiment["rate"]) for run in runs) == ["0.1", "0.1", "0.2", "0.2"]
+    assert len({run.name.removesuffix("-2") for run in runs}) == 2
+    assert {run.status["state"] for run in runs} == {"completed"}
+    notebook(tmp_path / "bad.ipynb", "import labkit as lk\nlk.log(f1=1)", "1 / 0")
+    assert run("papermill", "bad.ipynb", "out/3.ipynb") != 0
+    [bad] = [run for run in lk.load_runs(tmp_path / "runs") if "bad" in run.experiment["notebook"]]
+    assert (bad.status["state"], bad.experiment["rate"]) == ("failed", 0.1)
 
 
 def test_other_given_parameters_are_another_run(tmp_path: Path) -> None:

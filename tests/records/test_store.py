@@ -321,3 +321,19 @@ def test_no_process_is_alive_under_an_odd_number(odd: dict[str, object]) -> None
     first = psutil.Process(1).create_time()  # so that only the type of the process id is wrong
     named = this | ({"process_started": first, "since_boot": -1.0} if "pid" in odd else {})
     assert not store.is_alive(named | {"since_boot": -1.0} | odd)
+
+
+def test_a_kernel_in_a_folder_of_the_repository_finds_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LABKIT_RUNS", raising=False)
+    inner = tmp_path / "project" / "notebooks"
+    inner.mkdir(parents=True)
+    (tmp_path / "project" / "runs").mkdir()
+    monkeypatch.chdir(inner)
+    assert store.runs_folder() == Path("runs")
+    (tmp_path / "project" / ".git").mkdir()
+    assert store.runs_folder() == tmp_path / "project" / "runs"
+    assert store.run_directory("run").parent == tmp_path / "project" / "runs" / "interactive"
+    monkeypatch.setenv("LABKIT_RUNS", "elsewhere")
+    assert store.runs_folder() == Path("elsewhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import textwrap
@@ -14,6 +15,7 @@ import plotly.graph_objects as go
 from labkit.common.canonical_json import JSON
 from labkit.figures.kit.entries import INK, MANY, LineStyle, RunEntry, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
+from labkit.figures.kit.still import image
 
 # `CONFIG` removes the buttons that would upload data from Plotly's mode bar.
 CONFIG: dict[str, str | bool] = {
@@ -27,12 +29,13 @@ CLEAR = "rgba(0,0,0,0)"
 
 
 class Figure(go.Figure):
-    """A figure whose notebook output contains Plotly's MIME type and the alternative text.
+    """A figure whose notebook output contains Plotly's MIME type, a still picture, and a text.
 
     Plotly's default output is lost when a notebook is converted to HTML. Plotly's HTML renderers
-    are not used, because they load MathJax from a server. The output contains both Plotly's MIME
-    type and the alternative text. JupyterLab and labkit's report draw the figure from the output.
-    Programs that cannot draw the figure show the alternative text.
+    are not used, because they load MathJax from a server. JupyterLab and labkit's report draw the
+    figure from Plotly's MIME type. Programs that cannot draw the figure show the still picture,
+    which is an SVG image. If the figure has trace types without a still picture, such programs show
+    the alternative text.
     """
 
     # The value None makes Jupyter call `_repr_mimebundle_`.
@@ -52,14 +55,22 @@ class Figure(go.Figure):
         return content | {"layout": {"width": WIDTH} | content["layout"]}
 
     def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
-        return {
-            "application/vnd.plotly.v1+json": self.content | {"config": CONFIG},
-            "text/html": f"<p>{escape(self.alt)}</p>",
+        content, words = self.content, f"<p>{escape(self.alt)}</p>"
+        bundle: Trace = {
+            "application/vnd.plotly.v1+json": content | {"config": CONFIG},
+            "text/html": words,
             "text/plain": self.alt,
         }
+        if picture := image(content):
+            code = base64.b64encode(picture.encode()).decode()
+            shown = f'<img src="data:image/svg+xml;base64,{code}" alt="{escape(self.alt)}">'
+            # Some programs remove the image, so the text is also present outside of it.
+            described = f"<details><summary>Description</summary>{words}</details>"
+            bundle["text/html"] = shown + described
+        return bundle
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.alt)}</p>"
+        return str(self._repr_mimebundle_()["text/html"])
 
 
 def html_page(figure: go.Figure) -> str:

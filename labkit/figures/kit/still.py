@@ -17,6 +17,7 @@ from itertools import chain, groupby, islice, pairwise
 from numbers import Real
 from typing import Any
 
+from labkit.common.canonical_json import is_number
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.svg_axes import (
     LEFT,
@@ -238,6 +239,7 @@ MAX_POINTS = 6_000
 MAX_TRACES = 1_000
 # The constant MAX_PARTS is the maximum number of SVG elements in a still picture.
 MAX_PARTS = 20_000
+MAX_LEGEND = 12  # greatest number of legend entries in a picture with a legend
 
 
 def picture(record: Record, titled: bool = False) -> str:
@@ -270,6 +272,29 @@ def picture(record: Record, titled: bool = False) -> str:
             f"role='img' aria-label='{escape(plain_text(layout['title']['text']))}' style='{style}'"
         )
     return f"<svg {look} viewBox='0 0 {width:g} {height:g}'>{''.join(parts)}</svg>"
+
+
+def image(record: Record) -> str:
+    """Return the still picture with title and legend, as a complete SVG file, or ""."""
+    svg = picture(record)
+    if not svg:
+        return ""
+    layout = record.get("layout") or {}
+    height = float(layout.get("height") or 450)
+    words = [
+        text_element(LEFT, 2 * LINE, str((layout.get("title") or {}).get("text") or ""), "start")
+    ]
+    named = [trace for trace in record["data"] if trace.get("showlegend") and trace.get("name")]
+    for trace in named[:MAX_LEGEND]:
+        height += LINE
+        color = color_of((trace.get("line") or trace.get("marker") or {}).get("color"), 0)
+        words.append(rectangle(LEFT, height - LINE, LINE / 2, LINE / 2, color))
+        words.append(text_element(LEFT + LINE, height - LINE / 2, str(trace["name"]), "start"))
+    size = f"width='{WIDTH:g}' height='{height + LINE:g}' viewBox='0 0 {WIDTH:g} {height + LINE:g}'"
+    # A picture without a background would be unreadable on a dark page.
+    look = "background:#ffffff;color:#57606a;font:11px sans-serif"
+    body = svg[svg.index(">") + 1 :].replace("class='hole'", "stroke='#ffffff'")
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size} style='{look}'>{''.join(words)}{body}"
 
 
 def _heading(data: Sequence[Record], layout: Record, width: float, height: float) -> Iterator[str]:

@@ -17,6 +17,7 @@ from labkit.figures.runs import speed
 from labkit.records.analysis.columns import parameters, plain_parameters, seed_range
 from labkit.records.analysis.scaling import scalings
 from labkit.records.analysis.spending import MEASURES, front, spending, steps_of
+from labkit.records.provenance import differing_inputs
 from labkit.records.run import Run, logged_results, verdict
 from labkit.records.verdict import accuracies, completed_seeds, judge
 
@@ -115,7 +116,7 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
         LabkitError: There are no runs.
     """
     shown = naming.settings(runs)
-    findings = [_what_differs(shown), _gate_counts(shown)]
+    findings = [_what_differs(shown), *_differing_inputs(shown), _gate_counts(shown)]
     groups = _comparable_groups([entry for entry in shown if entry.metrics])
     compared = {head: same for head, same in groups.items() if len(same) > 1 or len(groups) == 1}
     for head, same in compared.items():
@@ -216,6 +217,12 @@ def _what_differs(shown: Sequence[RunEntry]) -> Finding:
         else ""
     )
     return Finding(f"{plural(states.total(), 'run')} {differ} ({ended}{kinds})")
+
+
+def _differing_inputs(shown: Sequence[RunEntry]) -> list[Finding]:
+    """Return a finding that names the files, packages and commits in which the runs differ."""
+    inputs = differing_inputs(run for entry in shown for run in entry.members)
+    return [Finding(f"The runs used different inputs: {inputs}")] if inputs else []
 
 
 def _gate_counts(shown: Sequence[RunEntry]) -> Finding:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.common.files import check_folder, make_folder
-from labkit.records import store
+from labkit.common.files import check_folder
+from labkit.common.units import plural
+from labkit.records import provenance, store
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -25,9 +26,6 @@ FILE = "sweep.json"
 # The file `notebook.ipynb` is a copy of the user's notebook. All notebook runs of the sweep's last
 # attempt execute the copy.
 NOTEBOOK = "notebook.ipynb"
-# The folder `.earlier` contains earlier attempts of notebook runs. File searches skip the folder
-# `.earlier`, because its name begins with a dot.
-EARLIER = ".earlier"
 # A resumed sweep waits at most PATIENCE seconds until the notebook runs of the killed sweep end.
 PATIENCE = 60.0
 
@@ -135,14 +133,44 @@ def owned(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_done(folder: Path, plan: SweepPlan, member: SweepMember) -> bool:
-    """Return whether a notebook run completed with the same code, values and labkit version."""
+def has_completed(folder: Path, plan: SweepPlan, member: SweepMember) -> bool:
+    """Return whether a notebook run completed with the same code and values."""
     status = status_of(folder / member.folder)
     return status.get("state") == "completed" and status.get("content") == plan.content(member)
 
 
+def is_done(folder: Path, plan: SweepPlan, member: SweepMember) -> bool:
+    """Return whether a notebook run completed with the same code, values, files and packages."""
+    return reasons_to_repeat(folder, plan, member) == []
+
+
+def reasons_to_repeat(folder: Path, plan: SweepPlan, member: SweepMember) -> list[str] | None:
+    """Return what has changed since a notebook run completed; None if it has not completed."""
+    if status_of(folder / member.folder).get("state") != "completed":
+        return None
+    if not has_completed(folder, plan, member):
+        return ["the code of the notebook or of labkit has changed"]
+    try:
+        return provenance.changes(folder / member.folder, plan.notebook)
+    except LabkitError as error:
+        return [str(error)]
+
+
+def repeated(folder: Path, plan: SweepPlan) -> list[str]:
+    """Return lines that name the completed notebook runs whose inputs have changed, and why."""
+    members_by_reason: dict[str, list[str]] = {}
+    for member in plan.members:
+        for reason in reasons_to_repeat(folder, plan, member) or ():
+            members_by_reason.setdefault(reason, []).append(member.folder)
+    return [
+        f"{plural(len(names), 'completed notebook run')} out of date ({names[0]}"
+        f"{', …' if len(names) > 1 else ''}): {reason}"
+        for reason, names in members_by_reason.items()
+    ]
+
+
 def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) -> Path:
-    """Create a notebook run's job folder atomically; move an earlier attempt to EARLIER.
+    """Create a notebook run's job folder atomically; set an earlier attempt aside.
 
     Args:
         folder: Folder of the sweep.
@@ -152,11 +180,7 @@ def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) ->
     """
     job = folder / member.folder
     if job.exists():
-        backup = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
-        make_folder(backup.parent, folder)
-        # The folder of an earlier attempt is kept. The folder may be the only evidence of why the
-        # attempt failed.
-        job.rename(backup)
+        store.set_aside(job)
     # The new job folder gets its visible name last. Readers therefore never see an incomplete job.
     temporary = folder / f".{secrets.token_hex(4)}.new"
     temporary.mkdir()

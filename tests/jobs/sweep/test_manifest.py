@@ -57,7 +57,7 @@ def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: SweepPlan) -> No
     store.fail(manifest.queue(folder, plan, first), "no use")
     job = manifest.queue(folder, plan, first)
     assert store.read_status(job)["state"] == "queued"
-    (kept,) = (folder / manifest.EARLIER).iterdir()
+    (kept,) = (folder / store.EARLIER).iterdir()
     assert store.read_status(kept)["cause"] == "no use"
     assert scan("runs").skipped == []
 
