@@ -17,7 +17,6 @@ from itertools import chain, groupby, islice, pairwise
 from numbers import Real
 from typing import Any
 
-from labkit.common.canonical_json import is_number
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.svg_axes import (
     LEFT,
