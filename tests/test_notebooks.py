@@ -17,6 +17,7 @@ from sample_calibrations import calibration
 from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
+from labkit.compression import Float16
 from labkit.experiment import Experiment
 from labkit.jobs.gallery.check import check_notebook, check_specs
 from labkit.jobs.notebook import execute
@@ -478,7 +479,7 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
-    calibration().save(tmp_path / "machine.json")  # break_even measures its own calibration, below
+    calibration().save(tmp_path / "machine.json")
     given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
@@ -495,6 +496,8 @@ def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: P
 @pytest.mark.slow
 def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["break_even"][0]
+    calibration(Float16()).save(tmp_path / "machine.json")  # to calibrate takes minutes
+    given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "break_even.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
     found = outputs(job.path)
