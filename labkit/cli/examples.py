@@ -20,8 +20,9 @@ from labkit.common.terminal import say
 def examples(folder: Path, force: bool) -> None:
     """Copy the example notebooks into FOLDER.
 
-    The command also copies the list of methods (METHODS.md), the checks of `labkit gallery --check`
-    (check.yaml), and the list of data sets (DATA.md). Example: labkit examples notebooks
+    The command also copies the pages of the book, which `labkit docs` builds, the checks of
+    `labkit gallery --check` (check.yaml), and the list of data sets (DATA.md). Example: labkit
+    examples notebooks
     """
     from labkit.jobs.listing import displayed_path
     from labkit.records.store import write_atomically
@@ -36,6 +37,7 @@ def examples(folder: Path, force: bool) -> None:
     except OSError as error:
         raise cannot_write(folder, error) from error
     for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, source.read_bytes())
     say(f"examples: {displayed_path(folder)} ({len(files)} files)")
     say(f"to run one: {shlex.join(['labkit', 'run', displayed_path(folder / 'tour.ipynb')])}")

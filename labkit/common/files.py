@@ -105,8 +105,10 @@ def example_files() -> dict[str, Path]:
     """Return notebooks and pages for users, by the paths that `labkit examples` gives them."""
     source = checkout()
     notebooks, data = (source / "notebooks", source) if source else (_EXAMPLES, _EXAMPLES)
-    paths = [*sorted(notebooks.glob("*.ipynb")), notebooks / "METHODS.md", notebooks / "check.yaml"]
-    return {path.name: path for path in paths} | {"DATA.md": data / "data" / "README.md"}
+    names = ("*.ipynb", "*.md", "check.yaml", "conf.py", "guide/**/*.md")
+    paths = [path for name in names for path in sorted(notebooks.glob(name))]
+    found = {path.relative_to(notebooks).as_posix(): path for path in paths}
+    return found | {"DATA.md": data / "data" / "README.md"}
 
 
 def usable_cores() -> int:

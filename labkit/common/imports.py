@@ -24,6 +24,8 @@ VARIABLE = "LABKIT_MODULES"
 # A newline separates folder names, because newlines occur in folder names more rarely than colons.
 _SEPARATOR = "\n"
 _added: list[str] = []
+# `_found` contains the modules that `installed` has found. A module is not searched twice.
+_found: dict[str, ModuleSpec] = {}
 # The extra of `pyproject.toml` that installs each module. The core installs all other modules.
 EXTRA_OF = {
     **dict.fromkeys(("IPython", "anywidget", "ipywidgets"), "widgets"),
@@ -111,8 +113,11 @@ def installed(module: str) -> ModuleSpec:
     Raises:
         LabkitError: The module is not installed; the message contains the command that installs it.
     """
-    if (spec := find_spec(module)) is None:
+    hidden = sys.modules.get(module, module) is None  # An import would fail.
+    spec = None if hidden else _found.get(module) or find_spec(module)
+    if spec is None:
         raise LabkitError(_missing_text(module))
+    _found[module] = spec
     return spec
 
 

@@ -12,7 +12,12 @@ from labkit.cli.app import app
 from labkit.common import files
 
 ROOT = Path(__file__).parents[2]
-NAMES = [path.name for path in (ROOT / "notebooks").glob("*.*")]
+NOTEBOOKS = ROOT / "notebooks"
+NAMES = [
+    path.relative_to(NOTEBOOKS).as_posix()
+    for path in NOTEBOOKS.rglob("*.*")
+    if path.suffix in (".ipynb", ".md", ".yaml") or path.name == "conf.py"
+]
 
 
 def examples(*words: str) -> Result:
@@ -22,7 +27,9 @@ def examples(*words: str) -> Result:
 def test_a_checkout_gives_its_notebooks_and_says_what_to_run() -> None:
     done = examples("new/books")
     assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in Path("new/books").iterdir()) == sorted([*NAMES, "DATA.md"])
+    copied = [path for path in Path("new/books").rglob("*") if path.is_file()]
+    found = [path.relative_to("new/books").as_posix() for path in copied]
+    assert sorted(found) == sorted([*NAMES, "DATA.md"])
     for name in NAMES:
         assert Path("new/books", name).read_bytes() == (ROOT / "notebooks" / name).read_bytes()
     assert Path("new/books/DATA.md").read_bytes() == (ROOT / "data/README.md").read_bytes()

@@ -6,12 +6,13 @@ from __future__ import annotations
 import email.parser  # noqa: F401  (importlib.metadata imports it where it reads a version)
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from labkit.cli.doctor import launchers, machine, programs, ranks
 from labkit.cli.doctor.diagnosis import Diagnosis
-from labkit.common.errors import InvalidInput
-from labkit.common.imports import missing
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.imports import installed, missing
 from labkit.hosts.host_list import hosts_of
 
 Check = Callable[[], Iterator[Diagnosis]]
@@ -79,6 +80,9 @@ def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
     concurrently, in threads. The other checks, some of which import modules, run before the first
     thread starts: a thread and the main thread that import at the same time can deadlock.
     """
+    for module in ("mpi4py", "tensorflow"):
+        with suppress(LabkitError):  # The check that needs the module reports that it is missing.
+            installed(module)
     done = {check: _findings(check) for check in checks if not _waits(check)}
     with ThreadPoolExecutor(len(checks)) as pool:
         futures = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
