@@ -12,7 +12,7 @@ import labkit
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 GUIDE = NOTEBOOKS / "guide"
-VARIABLE = re.compile(r"\bLABKIT_[A-Z_]+\b")
+VARIABLE = re.compile(r"\bLABKIT_[A-Z_]*[A-Z]\b")
 
 
 def page(name: str) -> str:
