@@ -167,7 +167,7 @@ class Report(ExitStack):
     ) -> bool:
         suppressed = super().__exit__(kind, error, traceback)
         if self._json is not None:
-            click.echo(self._json)
+            say(self._json)
         return bool(suppressed)
 
     def details(self, text: str) -> None:

@@ -302,12 +302,13 @@ def differing_inputs(runs: Iterable[Run]) -> str:
 def _facts(record: Record) -> dict[str, str]:
     """Return a short text for each recorded input, by its name in a comparison."""
     commit = record.get("repository") or {}
-    facts: dict[str, str] = {"commit": commit["commit"][:9]} if commit else {}
+    facts: dict[str, str] = {}
     if commit:
-        facts["uncommitted changes"] = commit.get("diff_sha256", "none")[:9]
-    facts |= {f"`{name}`": checksum for name, checksum in record.get("files", {}).items()}
-    facts |= record.get("packages", {})
-    return facts
+        facts["commit"] = str(commit.get("commit", "unknown"))[:9]
+        facts["uncommitted changes"] = str(commit.get("diff_sha256", "none"))[:9]
+    files: dict[str, str] = record.get("files") or {}
+    facts |= {f"`{name}`": checksum for name, checksum in files.items()}
+    return facts | (record.get("packages") or {})
 
 
 def _differing_input(name: str, values: Sequence[str]) -> str:

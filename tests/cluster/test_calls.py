@@ -18,8 +18,8 @@ class Answer:
     """One rank's answer: its value or its error; None if the rank has not answered.
 
     Args:
-        given: The rank's return value, the ranks whose deaths it survived, and its number; or an
-            error.
+        given: The rank's return value, the ranks whose deaths it survived, its number, and the
+            files that it read (or None); or an error.
     """
 
     def __init__(self, given: Any) -> None:
@@ -55,7 +55,7 @@ GONE = EngineError("Engine 1 died while running task 'x'")
 
 
 def test_the_client_s_word_of_a_dead_engine_ends_no_call_that_outlives_it() -> None:
-    late = call(("a", [1], 0), GONE, ("c", [1], 2))
+    late = call(("a", [1], 0, None), GONE, ("c", [1], 2, None))
     assert late.first_failure() is None
     assert late.dead() == {1}
     assert late.survivor_results() == {0: "a", 2: "c"}
@@ -66,14 +66,15 @@ def test_elsewhere_it_is_the_failure() -> None:
 
 
 def test_a_rank_that_answered_before_it_died_counts_and_one_that_did_not_is_missed() -> None:
-    assert call(("a", [], 0), ("b", [], 1), dead=[1]).survivor_results() == {0: "a", 1: "b"}
-    assert call(("a", [], 0), None, dead=[1]).survivor_results() == {0: "a"}
-    assert call(("a", [], 0), None).survivor_results() is None
+    both = call(("a", [], 0, None), ("b", [], 1, None), dead=[1])
+    assert both.survivor_results() == {0: "a", 1: "b"}
+    assert call(("a", [], 0, None), None, dead=[1]).survivor_results() == {0: "a"}
+    assert call(("a", [], 0, None), None).survivor_results() is None
 
 
 @pytest.mark.parametrize("silent", [{2}, set()])
 def test_a_rank_that_waits_for_the_dead_for_ever_is_given_up(silent: set[int]) -> None:
-    waiting = call(("a", [], 0), None, None, dead=[1])
+    waiting = call(("a", [], 0, None), None, None, dead=[1])
     waiting._silent = silent
     assert waiting.running() == sorted({2} - silent)
 

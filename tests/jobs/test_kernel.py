@@ -6,9 +6,10 @@ from pathlib import Path
 
 # A separate process forks, because the test process has threads and sockets that a job has not.
 BEGINS = """
-import asyncio, socket
+import asyncio, os, socket
 from pathlib import Path
 import zmq
+os.environ["LABKIT_JOB"] = os.getcwd()
 from labkit.jobs.job import Kernel, prepare
 prepare()
 kernel = Kernel(Path())

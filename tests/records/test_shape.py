@@ -16,6 +16,7 @@ from sample_runs import experiment, metrics, write_run
 from labkit.cli.app import app
 from labkit.figures.kit.entries import distinct_labels
 from labkit.jobs.listing import run_entry
+from labkit.records import provenance
 from labkit.records.analysis.columns import differences
 from labkit.records.export import epoch_points, parameters, results, tags, timestamp
 from labkit.records.folders import RunRecords
@@ -41,7 +42,9 @@ PLACES = [(file, field) for file, fields in FIELDS.items() for field in fields]
 def test_a_field_of_an_odd_kind_is_told_and_what_labkit_writes_is_not_odd(
     tmp_path: Path, file: str, field: str
 ) -> None:
-    record = SWEEP if file == "sweep.json" else read_json(write_run(tmp_path).path / file)
+    run = write_run(tmp_path)
+    provenance.write(run.path, begin=True)
+    record = SWEEP if file == "sweep.json" else read_json(run.path / file)
     assert field_problem(file, record) is None
     told = [field_problem(file, record | {field: value}) for value in ODD]
     assert sum(line is not None for line in told) >= len(ODD) // 2
@@ -95,6 +98,20 @@ def test_one_odd_record_does_not_end_a_listing_of_the_others(
     assert [line.split(" left out: ")[0] for line in done.stderr.splitlines()] == [
         f"runs/{bad.name}"
     ]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("field", FIELDS["provenance.json"])
+def test_odd_inputs_are_compared_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("good", "bad"):
+        provenance.write(write_run(Path("runs"), name).path, begin=True)
+    place = next(Path("runs").glob("bad*")) / "provenance.json"
+    place.write_text(json.dumps(read_json(place) | {field: value}))
+    done = CliRunner().invoke(app, ["compare", "runs", "-o", "c.html"])
+    assert (done.exit_code, done.exception) == (0, None), done.output
 
 
 @pytest.mark.parametrize(
@@ -186,7 +203,7 @@ JSON = some.recursive(
     ),
     max_leaves=5,
 )
-KNOWN = [(file, field) for file, field in PLACES if file != "sweep.json"]
+KNOWN = [(file, field) for file, field in PLACES if file not in ("sweep.json", "provenance.json")]
 
 
 @settings(max_examples=250, deadline=None)
