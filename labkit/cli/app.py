@@ -277,7 +277,7 @@ def compare(
     runs = _load(paths)
     with option_context("display.unicode.east_asian_width", True):
         report.details(figures.table(runs).to_string(na_rep=""))
-    if inputs := differing_inputs(runs):
+    if inputs := differing_inputs(run.provenance for run in runs):
         report.details(f"different inputs: {inputs}")
     write_atomically(_ready(output), html_page(figures.compare(runs)))
     figure = displayed_path(output)

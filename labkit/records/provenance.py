@@ -30,7 +30,6 @@ from labkit.records.store import Record
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
-    from labkit.records.run import Run
 
 FILE = PROVENANCE
 MAX_FILES = 1_000  # a record lists at most `MAX_FILES` files, and counts the others
@@ -286,11 +285,11 @@ def _changed_packages(record: Record) -> list[str]:
     ]
 
 
-def differing_inputs(runs: Iterable[Run]) -> str:
-    """Return a phrase that names inputs with different contents in different runs, or ""."""
+def differing_inputs(records: Iterable[Record]) -> str:
+    """Return a phrase that names inputs with different contents in records of runs, or ""."""
     values: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name, value in _facts(run.provenance).items():
+    for record in records:
+        for name, value in _facts(record).items():
             # The keys of a dict keep the order of the runs, and each value only once.
             values.setdefault(name, {})[value] = None
     differing = {name: [*each] for name, each in values.items() if len(each) > 1}

@@ -221,7 +221,7 @@ def _what_differs(shown: Sequence[RunEntry]) -> Finding:
 
 def _differing_inputs(shown: Sequence[RunEntry]) -> list[Finding]:
     """Return a finding that names the files, packages and commits in which the runs differ."""
-    inputs = differing_inputs(run for entry in shown for run in entry.members)
+    inputs = differing_inputs(run.provenance for entry in shown for run in entry.members)
     return [Finding(f"The runs used different inputs: {inputs}")] if inputs else []
 
 
