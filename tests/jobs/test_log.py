@@ -36,8 +36,10 @@ def notebook(path: Path, *sources: str) -> Path:
         }
         for place, source in enumerate((PARAMETERS, *sources))
     ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"kernelspec": kernel}
     path.write_text(
-        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+        json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
     )
     return path
 
@@ -334,7 +336,7 @@ def test_every_executor_makes_the_same_run(tmp_path: Path) -> None:
 
     notebook(tmp_path / "mine.ipynb", "computed = 2 * rate", "import labkit as lk\nlk.log(f1=1)")
     (tmp_path / "out").mkdir()
-    assert run("papermill", "-k", "python3", "mine.ipynb", "out/1.ipynb", "-p", "rate", "0.2") == 0
+    assert run("papermill", "mine.ipynb", "out/1.ipynb", "-p", "rate", "0.2") == 0
     assert run("jupyter", "execute", "mine.ipynb", "--output", "out/2") == 0
     assert run("nbconvert", "--execute", "--to", "notebook", "mine.ipynb", "--output-dir=out") == 0
     execute(tmp_path / "mine.ipynb", {"rate": 0.2}, tmp_path / "runs")
@@ -343,7 +345,7 @@ def test_every_executor_makes_the_same_run(tmp_path: Path) -> None:
     assert len({run.name.removesuffix("-2") for run in runs}) == 2
     assert {run.status["state"] for run in runs} == {"completed"}
     notebook(tmp_path / "bad.ipynb", "import labkit as lk\nlk.log(f1=1)", "1 / 0")
-    assert run("papermill", "-k", "python3", "bad.ipynb", "out/3.ipynb") != 0
+    assert run("papermill", "bad.ipynb", "out/3.ipynb") != 0
     [bad] = [run for run in lk.load_runs(tmp_path / "runs") if "bad" in run.experiment["notebook"]]
     assert (bad.status["state"], bad.experiment["rate"]) == ("failed", 0.1)
 
