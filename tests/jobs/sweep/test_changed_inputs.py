@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +186,6 @@ COMBINATIONS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif("RESUME_BATTERY" not in os.environ, reason="minutes: set RESUME_BATTERY=1")
 def test_exactly_the_affected_members_run_in_twenty_resumes(environment: Environment) -> None:
     sweep(MEMBERS)
     assert len(COMBINATIONS) == 20
