@@ -33,7 +33,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Integer, Type
 
-from labkit.common import imports, reads
+from labkit.common import imports
 from labkit.jobs.fork import Fork
 from labkit.records import provenance
 from labkit.records.endings import terminate
@@ -315,7 +315,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
-    reads.forget()
+    provenance.forget()
     # The parent's process id is an argument, not an environment variable. ipykernel would read the
     # environment variable at import, before the fork.
     LosslessKernel.launch_instance(

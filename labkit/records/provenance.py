@@ -79,6 +79,13 @@ def add(of_rank: Inputs) -> None:
     _OF_RANKS.imports.update(of_rank.imports)
 
 
+def forget() -> None:
+    """Forget all inputs of this process and its ranks, because a forked process begins."""
+    reads.forget()
+    _OF_RANKS.files.clear()
+    _OF_RANKS.imports.clear()
+
+
 def _merged(first: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
     """Merge checksums; in a job, a file with two checksums has changed during the run."""
     differ = {name for name in first.keys() & later.keys() if first[name] != later[name]}

@@ -141,6 +141,8 @@ def test_inputs_of_ranks_join_those_of_the_process(
     assert "of_a_rank" in found["imports"]
     assert found["packages"]["numpy"]
     assert found["repository"] == {}
+    provenance.forget()
+    assert provenance._OF_RANKS == ({}, set())
 
 
 def test_a_comparison_names_inputs_only_where_they_differ(tmp_path: Path) -> None:
