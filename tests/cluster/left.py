@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from labkit.cluster import fork_server
+
 PATIENCE = 120.0  # timeout for tasks that take one or two seconds
 
 
@@ -18,6 +20,9 @@ def processes(folder: Path) -> list[psutil.Process]:
         try:
             told = " ".join(process.cmdline()) + process.environ().get("LABKIT_RUNTIME", "")
             alive = process.status() != psutil.STATUS_ZOMBIE
+            # A forked engine has the fork server's arguments and variables.
+            if process.name() == fork_server.NAME.decode():
+                told = " ".join(file.path for file in process.open_files())
         except psutil.Error:
             continue
         if str(folder) in told and alive and process.pid != os.getpid():

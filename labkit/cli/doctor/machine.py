@@ -14,7 +14,7 @@ import psutil
 
 from labkit import datasets
 from labkit.cli.doctor.diagnosis import Diagnosis
-from labkit.cluster import leftovers
+from labkit.cluster import fork_client, leftovers
 from labkit.cluster.lease import WARM
 from labkit.common.files import cache_folder, runtime_folder, usable_cores
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
@@ -211,7 +211,7 @@ def _engines() -> dict[Path, list[int]]:
         try:
             # labkit searches all processes, because no file lists the engines of a cluster whose
             # supervising process has died.
-            if "labkit.cluster.engine" in process.cmdline():
+            if {"labkit.cluster.engine", fork_client.__file__} & {*process.cmdline()}:
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)
         except (psutil.Error, KeyError):  # the process has ended, or another user owns it
