@@ -1,4 +1,4 @@
-"""Test that the code in README works as written."""
+"""Test that the code in README and in the page about W&B works as written."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def own_model_and_arrays() -> str:
     return found
 
 
+def test_readme_is_read_in_three_minutes() -> None:
+    assert len(README.splitlines()) <= 150
+
+
 def test_own_model_and_arrays_take_fewer_than_15_lines() -> None:
     assert sum(bool(line) for line in own_model_and_arrays().splitlines()) < 15
 
@@ -46,7 +50,7 @@ def test_the_map_of_the_house_names_every_room_and_only_files_that_are_there() -
         assert (ROOT / path).exists() or (ROOT / "labkit" / path).exists(), path
 
 
-# This offline stand-in has the W&B functions that README calls, and records the calls.
+# This offline stand-in has the W&B functions that the guide calls, and records the calls.
 WANDB = """
 import json
 import os
@@ -78,7 +82,8 @@ class WandbMetricsLogger(keras.callbacks.Callback):
 def test_a_callback_of_ones_own_hears_each_step_and_epoch_of_one_rank(
     cluster: labkit.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "wandb" in code]
+    page = (ROOT / "notebooks/guide/howto/export.md").read_text()
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "wandb" in code]
     monkeypatch.syspath_prepend(Path.cwd())  # as in the kernel of a notebook in this folder
     Path("wandb").mkdir()
     Path("wandb/__init__.py").write_text(WANDB)
@@ -86,7 +91,7 @@ def test_a_callback_of_ones_own_hears_each_step_and_epoch_of_one_rank(
     Path("wandb/integration/__init__.py").touch()
     Path("wandb/integration/keras.py").write_text("from wandb import WandbMetricsLogger\n")
     experiment = labkit.Experiment(dataset="digits", workers=2, epochs=2, batch_size=256)
-    exec(compile(code, "README.md", "exec"), {"cluster": cluster, "experiment": experiment})
+    exec(compile(code, "export.md", "exec"), {"cluster": cluster, "experiment": experiment})
     told = [json.loads(line) for line in Path("told.jsonl").read_text().splitlines()]
     assert len({process for _, process, _ in told}) == 1
     assert [what for what, *_ in told][:: len(told) - 1] == ["init", "finish"]
