@@ -58,8 +58,25 @@ FOLDER = click.Path(path_type=Path)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 
+# The sections of `labkit --help`, and the commands of each.
+SECTIONS = {
+    "Run": ("run", "sweep", "stop", "new", "examples", "lab"),
+    "Look": ("ls", "compare", "report", "gallery", "trace"),
+    "Predict": ("simulate", "calibrate", "forecast"),
+    "Clusters": ("doctor", "prestart", "testbed", "container", "kubernetes", "tf-config"),
+    "Learn and develop": ("docs", "methods", "bench", "frameworks"),
+}
+
+
 class OneLineErrors(click.Group):
     """A command group that prints a LabkitError as one line on stderr, without a traceback."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in sections, each with the first sentence of its description."""
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                commands = ((name, self.get_command(ctx, name)) for name in names)
+                formatter.write_dl([(n, c.get_short_help_str(65)) for n, c in commands if c])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -408,19 +425,25 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 @app.command()
 @output_option("-o", "output", help="Markdown file to write instead of printing the list.")
 @output_option("--map", "grid", help="HTML file to write with a map of all strategies.")
-def methods(output: Path | None, grid: Path | None) -> None:
-    """List all training methods with papers, parameters and notebooks.
+@click.argument("name", default="")
+def methods(name: str, output: Path | None, grid: Path | None) -> None:
+    """List training methods with papers and parameters.
+
+    With NAME, the command prints only the methods whose names contain NAME.
 
     The option --map writes an HTML page that opens offline. The page shows the strategies in a
     grid, by architecture, synchronization, parallelism, compression and scheduling. Empty cells of
     the grid are combinations for which no strategy exists.
     """
-    from labkit.cli.methods import map_page, page
+    from labkit.cli.methods import entries, map_page, page
     from labkit.records.store import write_atomically
 
     # In a folder without notebooks, the links point to the notebooks that labkit itself has.
     folder = Path("notebooks")
     notebooks = folder if folder.is_dir() else example_files()["tour.ipynb"].parent
+    if name:
+        say(entries(name, notebooks), nl=False)
+        return
     if grid is not None:
         write_atomically(_ready(grid), map_page(notebooks, grid.parent))
     if output is not None:

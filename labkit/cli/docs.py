@@ -31,7 +31,7 @@ FOLDER = click.Path(path_type=Path)
     "--force", is_flag=True, help="Overwrite existing pages even if labkit did not write them."
 )
 def docs(folder: Path, book: Path, opens: bool, strict: bool, force: bool) -> None:
-    """Build the book: guide, notebooks and reference as HTML pages that open offline."""
+    """Build the book: guide, notebooks and reference, as HTML."""
     if not (folder / "conf.py").exists():
         raise InvalidInput(f"{folder} has no conf.py; give the folder of labkit's notebooks")
     page = book / "index.html"

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sample_runs import FAILED_GATE, write_job, write_run
 
-from labkit.cli.app import app
+from labkit.cli.app import SECTIONS, app
 from labkit.records import store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -376,3 +376,10 @@ def test_a_report_shows_the_notebook_that_is_given() -> None:
     result = labkit("report", runs[0].path, "-o", "new/r.html", "--notebook", job / "output.ipynb")
     assert result.exit_code == 0
     assert "A <em>question</em>" in Path("new/r.html").read_text()
+
+
+def test_help_has_each_command_in_one_section_with_a_whole_sentence() -> None:
+    assert sorted(app.commands) == sorted(name for names in SECTIONS.values() for name in names)
+    printed = labkit("--help").stdout
+    assert "..." not in printed.partition("Run:")[2]
+    assert max(map(len, printed.splitlines())) <= 80

@@ -19,6 +19,7 @@ from labkit.cli.methods.method import (
     trying,
 )
 from labkit.common.canonical_json import JSON
+from labkit.common.nearest import refuse_unknown
 from labkit.common.units import plural
 from labkit.figures.taxonomy import COLUMNS, ROWS, MethodInCell, Row, empty, grid
 from labkit.strategies import AXES
@@ -139,6 +140,24 @@ def page(notebooks: Path, folder: Path | None = None) -> str:
         for method in family.methods():
             lines += ["", *_details(method)]
     return "\n".join(lines) + "\n"
+
+
+def entries(name: str, notebooks: Path) -> str:
+    """Return the Markdown entries of all methods whose names contain `name`, in any case.
+
+    Raises:
+        InvalidInput: No method has such a name.
+    """
+    code = sources(notebooks)
+    every = [(family, method) for family in families() for method in family.methods()]
+    found = [each for each in every if name.lower() in each[1].name.lower()]
+    if not found:
+        refuse_unknown("NAME", [name], [method.name for _, method in every])
+    lines: list[str] = []
+    for family, method in found:
+        used_by = ", ".join(path.stem for path in trying(family, method, code))
+        lines += [*_details(method), f"- Notebooks: {used_by or 'none yet'}", ""]
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> Iterator[str]:

@@ -85,3 +85,13 @@ def test_docstrings_are_read_without_tensorflow() -> None:
 
 def cell(source: str) -> dict[str, object]:
     return {"cell_type": "code", "metadata": {}, "source": [source]}
+
+
+def test_a_name_selects_methods_and_an_unknown_one_is_refused() -> None:
+    found = CliRunner().invoke(app, ["methods", "topk"])
+    assert found.exit_code == 0
+    assert found.stdout.startswith("### TopK\n")
+    assert found.stdout.count("\n### ") == 0
+    wrong = CliRunner().invoke(app, ["methods", "topkk"])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "NAME='topkk' is not known (did you mean 'TopK'?)" in wrong.stderr
