@@ -14,13 +14,14 @@ import hypothesis
 import pytest
 
 import labkit
+from labkit.cluster import fork_server
 
-pytest_plugins = ["purity"]
+pytest_plugins = ["purity", "tiers"]
 
 # Hypothesis has no deadline, because other processes may slow the machine down. It is derandomized,
 # so that the same code gets the same result; `--hypothesis-profile=explore` tries new examples.
 hypothesis.settings.register_profile("explore", deadline=None)
-hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("labkit")
 
 # The environment variable would prevent pytest and Python from storing compiled bytecode, which
@@ -54,6 +55,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if data := os.environ.get("LABKIT_DATA"):
             patch.setenv("LABKIT_DATA", str(Path(data).resolve()))
         yield folder
+        fork_server.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ _running: list[pytest.Item] = []  # the pure test that runs now, if any
 
 def is_pure(item: pytest.Item) -> bool:
     """Return whether a test is pure: not marked, no cluster, no heavy imports."""
-    marked = any(item.get_closest_marker(name) for name in ("slow", "alone", "heavy"))
+    marked = any(item.get_closest_marker(name) for name in ("slow", "exhaustive", "alone", "heavy"))
     takes_cluster = "cluster" in getattr(item, "fixturenames", ())
     return not (marked or takes_cluster or _imports_what_is_heavy(item.path))
 

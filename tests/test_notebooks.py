@@ -172,7 +172,7 @@ def test_the_parameters_of_placement_can_be_asked() -> None:
     assert all(parameter.help for parameter in parameters.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_placement_draws_what_ran_and_holds_plans_against_it(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["placement"][0]
     job = execute(NOTEBOOKS / "placement.ipynb", given, tmp_path)
@@ -249,7 +249,7 @@ def test_the_parameters_of_mixed_precision_mean_what_they_mean_in_an_experiment(
     assert all(parameter.help for parameter in parameters.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "mixed_precision.ipynb", SMALL | {"repeats": 1}, tmp_path)
     assert job.state == "completed", job.cause
@@ -420,7 +420,7 @@ def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_pat
     assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: Path) -> None:
     given = {"sizes": [8], "compared_size": 65536, "transports": ["two_sided", "one_sided"]}
     given |= {"namespaces": False, "rounds": 1, "epochs": 1, "widths": [16], "trainings": 1}
@@ -438,7 +438,7 @@ def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: P
     assert reading.count("Training step, ") >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["hosts"][0]
     given |= {"workers": 3, "repeats": 2, "widths": [16]}
@@ -463,7 +463,7 @@ def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path
         assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["faults"][0]
     job = execute(NOTEBOOKS / "faults.ipynb", given, tmp_path)
@@ -493,7 +493,7 @@ def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: P
     assert "Price to reach the target with 2 workers: " in readings[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["break_even"][0]
     calibration(Float16()).save(tmp_path / "machine.json")  # to calibrate takes minutes
@@ -523,7 +523,7 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     assert any((one != other).any() for one, other in zip(*weights[::2], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.battery(0, 2)
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -43,6 +43,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
     )
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize("first", ["labkit.records.run", "labkit.report", "labkit.jobs.form"])
 def test_names_are_functions_whatever_module_was_loaded_before(first: str) -> None:
     program = f"import labkit as lk, {first}; print(lk.run.__name__, lk.report.__name__, "
@@ -170,6 +171,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
+@pytest.mark.slow
 def test_the_core_lists_compares_reports_simulates_and_forecasts(tmp_path: Path) -> None:
     absent = sorted((EXTRA_OF.keys() | {"scipy"}) - WITH_THE_CORE)
     assert {"tensorflow", "keras", "jupyterlab", "optuna", "sklearn"} <= set(absent)

@@ -142,6 +142,7 @@ def test_a_run_by_itself_is_seen_in_every_figure(page: Any, tmp_path: Path) -> N
     assert all(each for figure in seen for each in figure)
 
 
+@pytest.mark.battery(0, 2)
 @pytest.mark.parametrize(
     ("of", "scheme", "shapes"),
     [
@@ -461,6 +462,7 @@ def test_facets_and_colours_are_by_a_parameter(page: Any, written: Path) -> None
     assert len(set(colors)) == 2
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_of_figures_takes_the_pages_colour(page: Any, written: Path, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -497,6 +499,7 @@ OVERLAPS = """() => {
 }"""
 
 
+@pytest.mark.battery(0, 3)
 @pytest.mark.parametrize("of", ["many", "written"])
 @pytest.mark.parametrize("width", [1280, 1024, 390])
 def test_no_two_texts_overlap(
@@ -521,6 +524,7 @@ def test_no_two_texts_overlap(
     assert all(by <= 1 for by in moved)
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_table_fits_or_moves_under_its_names(page: Any, many: Path, width: int) -> None:
     """A wide screen shows all columns; on a phone the table scrolls, but names and heads stay."""
@@ -605,6 +609,7 @@ def on_paper(page: Any, path: Path) -> list[float]:
     return [box["width"] / box["height"] for box in boxes]
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize("of", ["written", "many"])
 def test_on_paper_words_are_whole_and_each_panel_takes_its_width(
     page: Any, of: str, request: pytest.FixtureRequest

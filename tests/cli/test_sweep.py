@@ -151,6 +151,7 @@ def test_failed_members_run_again_as_often_as_retries_allow() -> None:
     assert manifest.read(SWEEP)["retries"] == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
     child = start(SWEPT, "number=0,1,2", "-p", "seconds", 300, "--jobs", 2)
     until(lambda: len(started()) == 2)
@@ -239,6 +240,7 @@ def test_a_sweep_that_is_killed_at_any_moment_loses_nothing_and_runs_nothing_twi
     assert [path.name for path in SWEEP.glob(".*.new")] == []
 
 
+@pytest.mark.slow
 def test_stop_ends_a_sweep_and_nothing_else() -> None:
     foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     reused = store.new_job_directory("runs", "reused.ipynb", {})

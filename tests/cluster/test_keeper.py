@@ -62,6 +62,7 @@ finally:
 """
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("unlucky", "of", "told"),
     [

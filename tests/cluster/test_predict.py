@@ -45,6 +45,7 @@ def trained(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return cluster.run(Experiment(**FIELDS), show=False)
 
 
+@pytest.mark.slow
 def test_a_batch_of_fewer_rows_than_micro_batches_is_exact(trained: Run) -> None:
     assert trained.metrics["equivalence"]["verdict"] == "passed"
 

@@ -80,6 +80,7 @@ def test_the_stop_button_ends_all_ranks_after_the_same_step(
     assert run.model() is not None
 
 
+@pytest.mark.slow
 def test_it_outlives_an_interrupt_of_the_cell_and_ends_with_one_of_its_wait(
     live: RunHandle,
 ) -> None:
@@ -107,6 +108,7 @@ PLAYED = [
 ]
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=["waits", "applies", "allreduce"])
 def test_a_played_run_ends_after_a_step_and_says_how_far_it_came(
     cluster: Cluster, strategy: Strategy
@@ -150,6 +152,7 @@ def test_an_interrupt_of_the_wait_ends_a_played_run(cluster: Cluster) -> None:
     assert live.run.metrics["samples_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_another_process_finds_watches_and_stops_it(cluster: Cluster, live: RunHandle) -> None:
     # As in a notebook, the cluster also registers magics in this process, while its ranks work.
     other = f"""
@@ -176,6 +179,7 @@ print(run.status["state"], len(run.history) == len(live.rows))
     assert len(ended.epochs) == len(live.epochs)
 
 
+@pytest.mark.slow
 def test_who_closes_the_cluster_stops_what_was_submitted_there(cluster: Cluster) -> None:
     with Cluster(workers=4, name=cluster.name) as mine:
         live = mine.submit(Experiment(**LONG))

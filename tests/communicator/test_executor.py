@@ -21,6 +21,7 @@ def under_mpiexec(ranks, *arguments):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_every_algorithm_sums_every_type_and_length_to_the_same_bits_on_all_ranks():
     assert under_mpiexec(5, "sums", "1,2,3,4,5") == ["done"]
 

@@ -382,6 +382,7 @@ ON_RANKS: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
+@pytest.mark.battery(4, 4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", ON_RANKS)
 def test_what_a_callable_returns_trains_or_is_refused(cluster: lk.Cluster, case: str) -> None:

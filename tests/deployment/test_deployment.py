@@ -46,6 +46,7 @@ def table(trained: Any, folder: Path) -> Any:
     return compare(trained, METHODS, DATA, batch_size=32, repeats=3, calls=4, folder=folder)
 
 
+@pytest.mark.slow
 def test_a_row_a_method_with_the_figures_of_its_file(
     trained: Any, folder: Path, table: Any
 ) -> None:

@@ -102,6 +102,7 @@ def in_lockstep(compressor: Compressor, ranks: int) -> list[list[np.ndarray]]:
     return means
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -127,6 +127,7 @@ def in_fit(communicator: Any) -> dict[str, float]:
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("schedule", "ranks"),
     [
@@ -370,6 +371,7 @@ def test_ranks_with_other_gradients_are_told_rank_tensor_and_shapes(
     assert time.monotonic() - start < cluster.timeout / 2
 
 
+@pytest.mark.battery(2, 2)
 @pytest.mark.parametrize("schedule", ["sequential", "overlap"])
 @pytest.mark.parametrize("algorithm", ["mpi", "ring", "shared_memory"])
 def test_a_rank_with_fewer_steps_is_named_in_seconds(

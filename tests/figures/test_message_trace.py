@@ -27,6 +27,7 @@ def cells(state: Any) -> list[str]:
     return list(words.text)
 
 
+@pytest.mark.battery(10, 23)
 @pytest.mark.parametrize("size", [2, 5, 12])
 @pytest.mark.parametrize("name", ALLREDUCE)
 def test_every_frame_has_an_arrow_a_message_and_the_last_one_all_sums(name: str, size: int) -> None:

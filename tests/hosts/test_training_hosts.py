@@ -105,6 +105,7 @@ def test_no_strategy_is_left_out() -> None:
     assert {*EXACT, *LOCAL, *REFUSED} - {"compressed"} == set(STRATEGIES)
 
 
+@pytest.mark.battery(0, 4)
 @pytest.mark.parametrize("name", EXACT)
 def test_what_has_an_equal_is_equal_to_it(ranks: lk.Cluster, name: str) -> None:
     strategy, most = EXACT[name]
@@ -113,6 +114,7 @@ def test_what_has_an_equal_is_equal_to_it(ranks: lk.Cluster, name: str) -> None:
     assert verdict["max_abs_difference"] <= most
 
 
+@pytest.mark.battery(0, 3)
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_has_none_trains_to_its_end(ranks: lk.Cluster, name: str) -> None:
     experiment = question(name, STRATEGIES[name]())

@@ -212,6 +212,7 @@ def test_a_notebook_that_fails_at_once_is_in_the_comparison(tmp_path: Path) -> N
     assert "division by zero" in page
 
 
+@pytest.mark.slow
 def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import labkit as lk\nlk.log('a', parameters={'rate': 1}, loss=[2.0, 1.0])\n")
@@ -222,6 +223,7 @@ def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
     assert run.environment["cores"] > 0
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("end", "state", "cause"),
     [
@@ -261,6 +263,7 @@ TRAINS = "for step in range(1, steps): lk.log(step=step, loss=rate / step)\nrate
 SCORES = "lk.log(f1=rate)"
 
 
+@pytest.mark.battery(2, 2)
 @pytest.mark.parametrize(
     ("cells", "runs"),
     [
@@ -350,6 +353,7 @@ def test_every_executor_makes_the_same_run(tmp_path: Path) -> None:
     assert (bad.status["state"], bad.experiment["rate"]) == ("failed", 0.1)
 
 
+@pytest.mark.slow
 def test_other_given_parameters_are_another_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -386,6 +390,7 @@ def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
     assert log.run.status["state"] == "completed"
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.heavy  # a job's process
 @pytest.mark.parametrize("ends", ["time.sleep, 4", "os._exit, 0"], ids=["late", "never"])
 def test_a_notebooks_runs_end_with_it_whenever_its_kernel_does(tmp_path: Path, ends: str) -> None:

@@ -176,6 +176,7 @@ def test_a_member_whose_element_runs_on_does_not_run_anew(launcher: list[str], a
     assert "sbatch" not in asked.read_text()
 
 
+@pytest.mark.slow
 def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:
     script = f"from labkit.jobs.notebook import execute; print(execute({str(NOTEBOOK)!r}).state)"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -136,6 +136,7 @@ def same(results: list[dict[str, Any]], tolerance: float = TOLERANCE) -> None:
 # --- equal to one process ------------------------------------------------------------------------
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -161,6 +162,7 @@ def test_unequal_parts_and_a_last_batch_smaller_than_the_ranks_equal_one_process
     same(cluster.call(work, ranks=3))
 
 
+@pytest.mark.slow
 def test_capacities_divide_the_batch_and_equal_one_process(cluster: Cluster) -> None:
     def work(communicator: Any) -> Any:
         import tensorflow as tf
@@ -177,6 +179,7 @@ def test_capacities_divide_the_batch_and_equal_one_process(cluster: Cluster) -> 
     same([result for _, result in results])
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -238,6 +241,7 @@ def test_sample_weights_equal_one_process(cluster: Cluster) -> None:
     same(cluster.call(work, ranks=2))
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_by_name_equal_one_process(cluster: Cluster) -> None:
     def forked() -> Any:
         import keras
@@ -296,6 +300,7 @@ def test_metrics_and_validation_are_those_of_the_global_data(cluster: Cluster) -
     assert np.isfinite(results[0]["histories"][0]["val_loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_train_step_of_the_users_own_equals_one_process(cluster: Cluster) -> None:
     def own() -> Any:
         import keras
@@ -327,6 +332,7 @@ def test_a_train_step_of_the_users_own_equals_one_process(cluster: Cluster) -> N
     same(cluster.call(work, ranks=3))
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_two_optimizers_of_one_train_step_equal_one_process(
     cluster: Cluster, compiled: bool
@@ -387,6 +393,7 @@ def test_two_optimizers_of_one_train_step_equal_one_process(
         assert found["moved"] > 1e-3
 
 
+@pytest.mark.slow
 def test_a_second_fit_goes_on_where_the_first_ended(cluster: Cluster) -> None:
     def work(communicator: Any) -> Any:
         options = {"learning_rate": 0.01}
@@ -397,6 +404,7 @@ def test_a_second_fit_goes_on_where_the_first_ended(cluster: Cluster) -> None:
     assert len(results[0]["histories"]) == 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_has_trained_goes_on_with_its_state(cluster: Cluster) -> None:
     def work(communicator: Any) -> float:
         import keras
@@ -423,6 +431,7 @@ def test_an_optimizer_that_has_trained_goes_on_with_its_state(cluster: Cluster) 
 # --- what must not break -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_batch_normalisation_stays_finite_when_a_rank_has_no_rows(cluster: Cluster) -> None:
     def normalised() -> Any:
         import keras

@@ -237,6 +237,7 @@ def outcomes(cluster: Cluster) -> list[dict[str, Any]]:
     return cluster.call(one_by_one, ranks=2)
 
 
+@pytest.mark.battery(2, 4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_callback_on_one_rank_is_for_all_or_an_error(
     outcomes: list[dict[str, Any]], name: str
@@ -264,6 +265,7 @@ def alone_in(communicator: Any, what: str) -> None:
     fit(model, data, [*lkk.callbacks(communicator), *own], epochs)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [

@@ -282,6 +282,7 @@ def sentence(communicator: Any, name: str) -> str:
 # --- what the tests see --------------------------------------------------------------------------
 
 
+@pytest.mark.battery(2, 3)
 @pytest.mark.parametrize("name", ALIKE)
 def test_batches_of_any_kind_are_cut_as_one_process_reads_them(cluster: Cluster, name: str) -> None:
     assert max(cluster.call(difference, name, ranks=2)) < 1e-5

@@ -155,6 +155,7 @@ def test_masked_sequences(cluster: Cluster, drop: bool) -> None:
     same(cluster.call(work, ranks=2))
 
 
+@pytest.mark.slow
 def test_several_losses_each_divide_by_their_own(cluster: Cluster) -> None:
     """Test masks, weights and a plain mean together; each output's loss is reported as in Keras."""
 

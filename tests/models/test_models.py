@@ -136,6 +136,7 @@ def test_the_table_of_applications_is_that_of_the_installed_keras() -> None:
     assert sorted(class_of(name).__name__ for name in APPLICATIONS) == sorted(classes)
 
 
+@pytest.mark.battery(10, 10)
 @pytest.mark.parametrize(("name", "shapes"), FITTING)
 def test_every_model_gives_scores_for_every_task_it_fits(
     name: str, shapes: Shapes, floatx: str
@@ -234,6 +235,7 @@ def test_an_application_whose_name_keras_uses_as_a_key_is_built() -> None:
     assert "Rescaling" not in {type(layer).__name__ for layer in model.layers}
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("name", "data", "options", "metric"),
     [

@@ -65,6 +65,7 @@ def test_every_strategy_that_plays_is_here() -> None:
     assert all(isinstance(each, ProgramStrategy) for each in CASES)
 
 
+@pytest.mark.battery(6, 12)
 @pytest.mark.parametrize("strategy", CASES, ids=str)
 @pytest.mark.parametrize("network", [FAST, FAST.model_copy(update={"sharing": "fifo"}), None])
 def test_what_is_taken_up_is_the_whole_play_bit_for_bit(strategy: Any, network: Any) -> None:

@@ -33,6 +33,7 @@ def plainly(optimizer: Any, rates: list[float]) -> Any:
     return np.concatenate([each.numpy().reshape(-1) for each in own])
 
 
+@pytest.mark.battery(3, 3)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "muon", "schedulefreeadamw"])
 @pytest.mark.parametrize("rates", [[1.0, 1.0, 1.0], [0.5, 1.0, 0.125]], ids=["whole", "parts"])
 def test_any_optimizer_does_what_it_does_alone(name: str, rates: list[float]) -> None:

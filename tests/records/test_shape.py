@@ -100,6 +100,7 @@ def test_one_odd_record_does_not_end_a_listing_of_the_others(
     ]
 
 
+@pytest.mark.battery(8, 16)
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("field", FIELDS["provenance.json"])
 def test_odd_inputs_are_compared_or_left_out(

@@ -40,6 +40,7 @@ def test_a_pasted_image_is_part_of_the_page(tmp_path: Path, source: str, name: s
     assert f'src="data:image/png;base64,{PNG}"' in page(tmp_path, source, {name: IMAGE})
 
 
+@pytest.mark.battery(5, 5)
 @pytest.mark.parametrize(
     "attachments",
     [None, {}, {"b.png": IMAGE}, {"a.png": {}}, {"a.png": {"image/png": '"><script>'}}],

@@ -238,6 +238,7 @@ WAVES: list[Strategy] = [
 ]
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategies",
@@ -252,7 +253,7 @@ def test_masks_travel_between_stages_and_count_in_the_loss(
     assert_same(cluster, strategies, sentences(), data(WORDS, EACH))
 
 
-@slow
+@pytest.mark.exhaustive
 def test_a_stretch_that_begins_with_masked_steps_goes_on_from_the_one_before(
     cluster: Cluster,
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_stretch_that_begins_with_masked_steps_goes_on_from_the_one_before(
     assert_same(cluster, WAVES[:1], sentences(end=True), data(HOLES, EACH[:, 0]))
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("model", "dataset"),
     [
@@ -282,7 +284,7 @@ def test_micro_batches_count_as_keras_reduces_a_loss(
     assert_same(cluster, strategies, model, dataset)
 
 
-@slow
+@pytest.mark.exhaustive
 def test_delayed_gradients_hand_masks_on(cluster: Cluster) -> None:
     """Test one module, which delays nothing, and two, whose first loss equals one process's."""
     assert_same(cluster, [DelayedGradients()], sentences(), data(WORDS, EACH), workers=1)
@@ -295,7 +297,7 @@ def test_delayed_gradients_hand_masks_on(cluster: Cluster) -> None:
         np.testing.assert_allclose(told, expected, rtol=1e-9)
 
 
-@slow
+@pytest.mark.exhaustive
 def test_masked_layers_in_slices(cluster: Cluster) -> None:
     assert_same(cluster, [TensorParallel()], sentences(), data(WORDS, EACH))
 
@@ -317,6 +319,7 @@ def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
     assert_same(cluster, [TensorParallel()], scores, chosen)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("model", "dataset", "strategies"),
     [
@@ -362,6 +365,7 @@ def test_a_tensor_skips_the_stages_between_and_its_gradients_add_up(cluster: Clu
     assert_same(cluster, strategies, tangled(), data(*NAMED), workers=3)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("model", "dataset"),
     [

@@ -432,6 +432,7 @@ def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, An
     return found
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -> None:
     """Test that moving statistics are averaged in any mode; a reset clears only optimizer slots."""
     ways: list[Any] = [
@@ -495,6 +496,7 @@ def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: C
         assert max(stream[:-1]) * 2 == max(seldom)  # the last averaging includes all fragments
 
 
+@pytest.mark.slow
 def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
     """Test that all steps are taken by any of the workers, and that the final weights are equal."""
     wall = [
@@ -539,6 +541,7 @@ def learned(communicator: Any, experiments: list[Experiment]) -> list[tuple[floa
     return found
 
 
+@pytest.mark.slow
 def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
     base = Experiment(
         dataset="digits",

@@ -163,6 +163,7 @@ def solution() -> np.ndarray:
     return found
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("select", SELECTS)
 def test_the_lasso_reaches_the_optimum_of_coordinate_descent(select: Any) -> None:
     strategy = BlockCoordinateDescent(
@@ -175,6 +176,7 @@ def test_the_lasso_reaches_the_optimum_of_coordinate_descent(select: Any) -> Non
         assert scenes.held[other].tobytes() == scenes.held[0].tobytes()
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("select", SELECTS)
 def test_a_factorization_ends_where_alternating_least_squares_does(select: Any) -> None:
     """Test blocks of one user or item each; the dependency check finds who rated what."""

@@ -220,6 +220,7 @@ def sent(communicator: Any, experiments: list[Experiment]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_between_tiles_goes_what_crosses_and_between_machines_kernels(cluster: Cluster) -> None:
     grid = (1, 2)
     wholes = [
@@ -235,6 +236,7 @@ def test_between_tiles_goes_what_crosses_and_between_machines_kernels(cluster: C
         assert own - theirs == 8 * values
 
 
+@pytest.mark.slow
 def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
     strategy = ParameterServer(synchronous=False, grid=(1, 2))
     fields = (

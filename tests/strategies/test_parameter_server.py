@@ -114,13 +114,14 @@ REPLAYED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) -> None:
     for each, found in zip(EXACT, verdicts(cluster, EXACT), strict=True):
         assert found["verdict"] == "passed", (each, found)
         assert found["max_abs_difference"] < 1e-12, each
 
 
+@pytest.mark.battery(2, 4)
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -146,7 +147,7 @@ def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experi
     assert found["max_abs_difference"] < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_not_exact_is_replayed_by_servers_written_anew(cluster: Cluster) -> None:
     for each, found in zip(REPLAYED, verdicts(cluster, REPLAYED), strict=True):
         assert found["verdict"] == "passed", (each, found)
@@ -156,6 +157,7 @@ def test_what_is_not_exact_is_replayed_by_servers_written_anew(cluster: Cluster)
 ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
 
 
+@pytest.mark.battery(2, 3)
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -292,6 +294,7 @@ def test_all_elements_said_are_all_there_is(cluster: Cluster) -> None:
 SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -92,6 +92,7 @@ def test_a_failing_rank_is_named_by_those_that_wait_in_its_replica(
     assert cluster.call(pid_of) == before  # the engines' processes are still the same
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("strategy", [Pipeline(microbatches=2), DelayedGradients()], ids=str)
 def test_a_callback_that_ends_training_on_one_rank_ends_it_on_all_after_the_same_step(
     cluster: Cluster, strategy: Strategy

@@ -111,6 +111,7 @@ def assert_exact(
         assert_close(weights, ONE_PROCESS[one.hash8], tolerance)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("workers", "strategies"),
     [
@@ -363,6 +364,7 @@ def fresh(cluster: Cluster) -> Weights:
     return weights
 
 
+@pytest.mark.battery(0, 2)
 @pytest.mark.parametrize(
     ("strategy", "workers", "edges"),
     [

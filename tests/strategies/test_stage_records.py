@@ -79,6 +79,7 @@ def memory(run: Run, which: str, kind: str) -> list[Any]:
     return [part[which][kind] for part in run.metrics["memory"]]
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize("name", ["one", "1f1b", "recomputed", "pipedream", "delayed", "slices"])
 def test_weights_gradients_and_optimizer_are_as_predicted(runs: dict[str, Run], name: str) -> None:
     run = runs[name]

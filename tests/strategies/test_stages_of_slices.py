@@ -170,6 +170,7 @@ def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
     cluster: Cluster,
 ) -> None:

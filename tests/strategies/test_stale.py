@@ -37,6 +37,7 @@ def ahead(diary: EventLog, workers: int) -> int:
     return most
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_nobody_is_further_ahead_than_the_bound(staleness: int) -> None:
     """Test a thousand random laws: machines differ, and compute times are drawn."""

@@ -75,6 +75,7 @@ def compressed(made: Strategy, workers: int) -> Iterator[Cell]:
             break
 
 
+@pytest.mark.battery(4, 6)
 @pytest.mark.parametrize("kind", STRATEGIES.values(), ids=list(STRATEGIES))
 def test_the_cells_of_a_strategy_are_those_that_its_fields_lead_to(kind: type[Strategy]) -> None:
     found = arrived(kind)

@@ -187,6 +187,7 @@ TEXT = {"dataset": codes(), "dataset_options": {}}
 SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
 
 
+@pytest.mark.battery(1, 4)
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
@@ -231,6 +232,7 @@ def test_twenty_steps_on_slices_are_those_of_one_process(
         assert "20 steps" in verdict["reason"]
 
 
+@pytest.mark.slow
 def test_normalisation_between_a_pair_is_cut_with_it(cluster: Cluster) -> None:
     experiment = Experiment(**SMALL | {"model": normalised})
     verdict = cluster.call(verify, experiment, str(Path.cwd() / "cache"), ranks=2)[0]

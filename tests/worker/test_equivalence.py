@@ -78,6 +78,7 @@ RARER: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.battery(2, 2)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -130,6 +131,7 @@ def test_an_embedding_is_held_to_it_with_an_optimizer_that_squares(cluster: Clus
     assert verdict_of(cluster, experiment.replace(strategy=Lonely()))["verdict"] == "failed"
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("strategy", [Lonely(), Hasty()], ids=lambda s: type(s).__name__)
 def test_a_strategy_that_is_not_what_it_claims_fails(cluster: Cluster, strategy: Strategy) -> None:
     fields = SMALL | {"strategy": strategy, "batch_weights": (1, 5)}
@@ -229,6 +231,7 @@ def frozen() -> Any:
 IN_PARTS = Pipeline("gpipe", microbatches=2)
 
 
+@pytest.mark.battery(3, 3)
 @pytest.mark.parametrize(
     ("model", "strategy", "verdict", "says"),
     [

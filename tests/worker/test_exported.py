@@ -54,6 +54,7 @@ def test_weights_and_batches_arrive_as_they_were(
             assert [b[2] for b in each] == pytest.approx(factors)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("level", [False, True])
 @pytest.mark.parametrize("capacities", [None, (1, 3)])
 def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(

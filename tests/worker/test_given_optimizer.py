@@ -43,6 +43,7 @@ def net(exclude: str, taken: int = 0) -> Any:
     return model
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize(
     ("exclude", "strategy", "clock"),
     [

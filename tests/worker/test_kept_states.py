@@ -170,6 +170,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.battery(0, 5)
 @pytest.mark.parametrize("case", CASES)
 def test_it_goes_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> None:
     asked = question(**CASES[case])

@@ -50,7 +50,7 @@ def test_at_least_thirty_faults_are_planted_each_under_a_name_of_its_own() -> No
 OTHERS = [fault for fault in FAULTS if not fault.sample]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shown_by", dict.fromkeys(fault.shown_by for fault in OTHERS))
 def test_every_other_planted_fault_is_found_and_no_run_without_one_fails(
     cluster: Cluster, cache: str, shown_by: str

@@ -72,6 +72,7 @@ def told(session: TrainingSession, stage: ComputeBackend) -> list[Any]:
     return [stage.rows, session.recorder.epochs, session.exchanged, session.model.get_weights()]
 
 
+@pytest.mark.battery(0, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "data"),

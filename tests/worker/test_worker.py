@@ -63,6 +63,8 @@ def samples() -> Any:
 # --- models and data -----------------------------------------------------------------------------
 
 
+@pytest.mark.battery(0, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "model_options", "dataset", "dataset_options"),
     [
@@ -112,7 +114,7 @@ def test_every_family_trains_on_fitting_data(
     assert run.history["loss"].notna().all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_inception_trains_on_synthetic_images(cluster: Cluster) -> None:
     run = cluster.run(
         Experiment(
@@ -147,6 +149,7 @@ def test_arrays_and_a_named_model(cluster: Cluster) -> None:
     assert {"accuracy", "val_accuracy"} <= set(run.metrics["epochs"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [samples, pytest.param(batches_of_seven, marks=pytest.mark.slow)])
 def test_callables_for_everything(cluster: Cluster, data: Any) -> None:
     run = cluster.run(
@@ -167,6 +170,7 @@ def test_callables_for_everything(cluster: Cluster, data: Any) -> None:
     assert "test_accuracy" in run.metrics
 
 
+@pytest.mark.slow
 def test_a_compiled_model_keeps_its_optimizer_loss_and_metrics(cluster: Cluster) -> None:
     run = cluster.run(
         Experiment(
@@ -479,6 +483,7 @@ def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     assert type(run.model().optimizer).__name__.lower() == optimizer
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_precisions(cluster: Cluster, precision: str) -> None:
     run = cluster.run(Experiment(**SHORT | {"precision": precision}), show=False)
@@ -505,6 +510,7 @@ def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
     assert cluster.call(policy, ranks=2) == [["float32", "float32"]] * 2
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize(
     "given", [{}, {"precision": "mixed_float16"}, {"strategy": DelayedGradients()}], ids=str
 )

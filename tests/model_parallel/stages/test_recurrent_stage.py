@@ -133,6 +133,7 @@ CASES = [
 ]
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize(("build", "recompute", "count"), CASES)
 def test_gradients_are_those_of_the_whole_sequence(build: Any, recompute: bool, count: int) -> None:
     model = build()
@@ -173,6 +174,7 @@ def test_any_stretches_of_any_sequence(
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_sample_weights_of_each_step_go_with_their_steps() -> None:
     model = answers_each_step()
     x, y = batch_of(model)
