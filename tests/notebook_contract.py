@@ -97,3 +97,20 @@ def _calls(source: str) -> Iterator[str]:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         yield getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+# What a notebook that labkit ships tells a learner, in its first and in its last Markdown cell.
+AT_THE_BEGINNING = ("**You will learn**", "**Before you start.**")
+AT_THE_END = ("## Exercises", "<summary>Solutions</summary>", "**Next notebook.**")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def lessons_missing(path: Path) -> list[str]:
+    """Return what this notebook lacks for a learner, and its links to files that do not exist."""
+    cells = json.loads(path.read_text())["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    missing = [part for part in AT_THE_BEGINNING if part not in texts[0]]
+    missing += [part for part in AT_THE_END if part not in texts[-1]]
+    missing += [] if any("**Predict.**" in text for text in texts) else ["**Predict.**"]
+    links = {link for text in texts for link in LINK.findall(text)}
+    return missing + [link for link in sorted(links) if not (path.parent / link).exists()]

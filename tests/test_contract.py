@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from notebook_contract import violations
+from notebook_contract import lessons_missing, violations
 
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
@@ -28,6 +28,11 @@ def new(*arguments: str) -> Result:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_keeps_the_contract(notebook: Path) -> None:
     assert violations(notebook) == []
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_teaches(notebook: Path) -> None:
+    assert lessons_missing(notebook) == []
 
 
 CHOICES = {

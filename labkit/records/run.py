@@ -146,6 +146,16 @@ class Run:
         """
         return self._table("layers")
 
+    @cached_property
+    def resources(self) -> pandas.DataFrame:
+        """Processor time, memory and traffic of each rank over the training, at regular times.
+
+        Columns: rank, seconds since the start of training, cpu_seconds of the rank's process,
+        memory_bytes (resident), and sent_bytes and received_bytes of the rank's host. All columns
+        but memory_bytes are totals since the start. The traffic excludes loopback.
+        """
+        return self._table("resources")
+
     def _table(self, name: str) -> pandas.DataFrame:
         """Return the table `name` that the ranks wrote, or an empty table if it has no file."""
         path, kinds = self.path / f"{name}.parquet", TABLES[name]

@@ -120,6 +120,7 @@ class RankResult:
         offsets: Offsets of this rank's clock from the clock of rank 0, measured before and after
             training.
         compression_stats: Rows with statistics of gradient compression.
+        resources: Samples of processor time, memory and traffic during training.
         nonfinite: Records of gradients and losses that were infinite or NaN.
         update_log: Events of the parameter servers, one per gradient; see
             `labkit.programs.event_log.EventLog`.
@@ -136,6 +137,7 @@ class RankResult:
     offsets: Sequence[Offset] = ()
     compression_stats: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
+    resources: Sequence[Row] = ()
     nonfinite: Sequence[BadValues] = ()
     update_log: Sequence[Row] = ()
     whole: WholeResult | None = None

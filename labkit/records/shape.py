@@ -369,6 +369,11 @@ TABLES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("forward_bytes", "backward_bytes"), NUMBER),
         **dict.fromkeys(("weights_bytes", "whole_weights_bytes"), NUMBER),
     },
+    "resources": {
+        "rank": WHOLE,
+        **dict.fromkeys(("seconds", "cpu_seconds", "memory_bytes"), NUMBER),
+        **dict.fromkeys(("sent_bytes", "received_bytes"), NUMBER),
+    },
 }
 
 

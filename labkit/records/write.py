@@ -65,6 +65,7 @@ def write(
         "timeline": timeline_rows(_timelines(results)),
         "compression_stats": [row for rank in ranks for row in rank.compression_stats],
         "layers": [{"rank": k} | row for k, rank in results.items() for row in rank.layers],
+        "resources": [{"rank": k, **row} for k, rank in results.items() for row in rank.resources],
     }
     for name, table in tables.items():
         store.write_table(directory / f"{name}.parquet", table)

@@ -138,6 +138,7 @@ def _train(
     from labkit.worker import equivalence, step_monitor
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
+    from labkit.worker.resource_monitor import ResourceMonitor
     from labkit.worker.session import TrainingSession
 
     def tell(kind: str, **record: str | int | None) -> None:
@@ -167,7 +168,8 @@ def _train(
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
     try:
-        experiment.strategy.train(session)
+        with ResourceMonitor() as resources:
+            experiment.strategy.train(session)
     except Exception:
         # The recorder reports the rows that the rank had recorded before the failure.
         recorder.say()
@@ -192,6 +194,7 @@ def _train(
         timeline=_events(recorder.timeline),
         offsets=offsets if communicator.size > 1 else [],
         compression_stats=microscope.rows if microscope is not None else [],
+        resources=resources.rows,
         layers=session.layers,
         nonfinite=session.guard.records if session.guard is not None else [],
         update_log=session.interleaving,

@@ -109,7 +109,9 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
         ("forward_bytes", "backward_bytes", "weights_bytes", "whole_weights_bytes"), 8.0
     )
     layer = {"rank": 0, "layer": "dense", "slices": "outputs", "why": ""}
+    sample = dict.fromkeys(("cpu_seconds", "memory_bytes", "sent_bytes", "received_bytes"), 1.0)
     return {
+        "resources": [{"rank": 0, "seconds": 0.5} | sample],
         "timeline": [event, event | {"kind": "step", "bucket": -1}],
         "compression_stats": [seen | look, seen | look | {"step": 2}],
         "update_log": [push | moments],

@@ -71,7 +71,7 @@ def _runs() -> str:
     to_dataframe(runs)
     for run in runs:
         tables = (run.history, run.timeline, run.compression_stats, run.update_log, run.layers)
-        [len(table) for table in tables]
+        [len(table) for table in (*tables, run.resources)]
         key_metrics(run), run.memory, run.environment, run.seeds, run._repr_html_()
     return ""
 
