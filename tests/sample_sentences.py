@@ -21,15 +21,15 @@ PACKAGE, NOTEBOOKS = ROOT / "labkit", ROOT / "notebooks"
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "labkit/README.md",
-    "notebooks/guide/reference/glossary.md",
 )
 SHORTEST = 3  # fewest words of a sentence
 _DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
 # Regular expressions, markup, command-line options and shell scripts are no sentences.
 _CODE = re.compile(r"\.\*|\(\?|\\[sdwSb(]|^--|</|=\"|&&|\bexec\b|\$\{?#")
 _WORD = re.compile(r"(?<!\S)[^\sA-Za-z]*[A-Za-z]{2,}")  # identifiers and checksums are one word
-_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"(])")
+_END = re.compile(r"(?<=[.!?])(?:\*\*)?\s+(?=[A-Z`\"(*\[]|labkit|macOS|\d+\. )")
 
 
 def sentences(text: str) -> list[str]:
@@ -43,6 +43,11 @@ def sentences(text: str) -> list[str]:
     # A text that begins with punctuation is the end of a sentence that another text begins.
     whole = [each for each in found if each and each[0] not in ",;:.)"]
     return [each for each in whole if len(_WORD.findall(each)) >= SHORTEST]
+
+
+def words(sentence: str) -> int:
+    """Return the number of words of a sentence; code counts as one word."""
+    return len(_WORD.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " code ", sentence)))
 
 
 def documented(tree: ast.AST) -> Iterator[str]:
@@ -139,7 +144,8 @@ def prose() -> Iterator[tuple[Path, str]]:
         for cell in json.loads(path.read_text())["cells"]:
             if cell["cell_type"] == "markdown":
                 yield path, "".join(cell["source"])
-    for path in (ROOT / page for page in PAGES):
+    guide = sorted((NOTEBOOKS / "guide").rglob("*.md"))
+    for path in (*(ROOT / page for page in PAGES), *guide):
         if path.exists():
             yield path, re.sub(r"(?s)```.*?```", "", path.read_text())
 

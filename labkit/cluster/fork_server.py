@@ -181,8 +181,8 @@ class ForkServer:
             os.close(handle)
 
         def kill() -> None:
-            # The client says nothing more, so that its end is all that can be read. mpiexec has
-            # killed it, and a rank that is suspended must end, too.
+            # The client has ended, because it sends nothing after its request. The engine must
+            # end, too, even if it is suspended.
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             self._selector.unregister(connection)
 
