@@ -8,9 +8,9 @@ from sample_sentences import prose, sentences, words
 
 LONGEST = 25  # words of a sentence
 # How many sentences are longer today. Lower a number when you shorten sentences; never raise it.
-LONG = {".md": 99, ".ipynb": 99}
+LONG = {".md": 3, ".ipynb": 2}
 # Words that make sentences obscure: participles and adverbs that stand for a thing.
-BANNED = re.compile(r"\b(?:seldom|luggage|stretches?|plays?ed anew|who comes first|begun anew)\b")
+BANNED = re.compile(r"\b(?:seldom|luggage|who comes first|is heard|are told|stands? still)\b")
 
 
 def test_few_sentences_are_long_and_none_is_obscure() -> None:
