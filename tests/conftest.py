@@ -29,6 +29,9 @@ hypothesis.settings.load_profile("labkit")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# jsonschema would compile a grammar of web addresses, which takes seconds and which no test needs.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 # A process that a shell script starts in the background ignores SIGINT, but some tests send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -32,6 +32,7 @@ def labkit(*words: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, env=os.environ | POSIX, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_notebook_prints_and_fails_in_its_own_words() -> None:
     Path("greek.py").write_text(NOTEBOOK, encoding="utf-8")
     done = labkit("run", "greek.py", "-p", "text", "φ")

@@ -113,6 +113,7 @@ def five_blocks() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), *layers, Dense(10)])
 
 
+@pytest.mark.slow
 def test_all_strategies_predict_what_the_whole_model_predicts(cluster: Cluster) -> None:
     assert_same(cluster, 4, five_blocks, TOGETHER)
 

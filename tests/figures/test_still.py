@@ -136,6 +136,7 @@ def test_runs_cross_parallel_axes() -> None:
     assert {"rate", "loss"} <= set(said(svg))
 
 
+@pytest.mark.slow
 def test_a_long_history_keeps_to_its_room() -> None:
     lines = [{"y": list(range(5000)), "line": {"color": "#112233"}} for _ in range(200)]
     assert len(picture({"data": lines, "layout": LAYOUT})) < 200_000

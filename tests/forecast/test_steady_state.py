@@ -43,6 +43,7 @@ SYNCHRONOUS = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     strategy=st.sampled_from(SYNCHRONOUS),

@@ -251,6 +251,7 @@ def differences(communicator: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_an_optimizer_with_state_beyond_its_configuration_ends_as_in_one_process(
     cluster: Cluster,
 ) -> None:

@@ -220,6 +220,7 @@ def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
     return {"ours": ours, "alone": alone, "told": told.getvalue()}
 
 
+@pytest.mark.exhaustive
 def test_models_of_every_build_end_as_in_one_process(cluster: Cluster) -> None:
     """Test that weights and history equal one process; a custom `train_step` is named on rank 0."""
 

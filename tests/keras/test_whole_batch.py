@@ -95,6 +95,7 @@ def weighted(count: int) -> Any:
 slow = pytest.mark.slow
 
 
+@pytest.mark.battery(1, 2)
 @pytest.mark.parametrize(
     "reduction",
     [
@@ -224,6 +225,7 @@ def test_synchronized_normalization(cluster: Cluster, ranks: int) -> None:
     same(cluster.call(work, ranks=ranks))
 
 
+@pytest.mark.exhaustive
 def test_synchronized_normalization_of_masked_steps(cluster: Cluster) -> None:
     def masked() -> Any:
         import keras

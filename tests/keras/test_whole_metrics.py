@@ -225,11 +225,13 @@ def same(results: list[Any], count: int) -> None:
                 np.testing.assert_allclose(reported[name], value, TOLERANCE, 1e-6, err_msg=name)
 
 
+@pytest.mark.battery(1, 1)
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_metrics_of_the_users_own(cluster: Cluster, ranks: int) -> None:
     same(cluster.call(seen, "classes", own_metrics, ranks=ranks), len(own_metrics()))
 
 
+@pytest.mark.slow
 def test_metrics_of_keras(cluster: Cluster) -> None:
     same(cluster.call(seen, "one-hot", kerass_metrics, ranks=2), len(kerass_metrics()))
 

@@ -105,6 +105,7 @@ def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: 
     assert b"alice" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     if "CI" not in os.environ:  # CI installs all extras

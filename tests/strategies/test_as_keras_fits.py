@@ -472,6 +472,7 @@ def test_a_mask_that_only_weights_can_tell_is_refused_where_it_counts(cluster: C
         cluster.call(train, [question], ranks=2)
 
 
+@pytest.mark.slow
 def test_masks_that_attention_takes_off_are_refused_where_they_would_pass(cluster: Cluster) -> None:
     assert_same(cluster, [TensorParallel()], attentive, data(WORDS, EACH))
     question = experiment(Pipeline(microbatches=3), attentive, data(WORDS, EACH))

@@ -118,6 +118,7 @@ def reference(told: dict[str, Any], period: int, share: float, rate: float) -> l
     return list(own[0])
 
 
+@pytest.mark.slow
 def test_models_learn_from_each_other_as_a_loop_in_numpy_says(cluster: Cluster) -> None:
     """Test unequal rows, and the counted bytes of a period's predictions or of weights."""
     base = Experiment(

@@ -120,6 +120,7 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
 BOTH: dict[str, Any] = {"workers": 2, "optimizer": "adam", "callbacks": sets_weights}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "cases",
     [

@@ -210,6 +210,7 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
 # --- what they record and predict ----------------------------------------------------------------
 
 
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -573,6 +573,7 @@ def test_collections_of_garbage_pass_over_modules_from_the_first_session_on(
     assert objects > 100_000
 
 
+@pytest.mark.exhaustive
 def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Cluster) -> None:
     def prepared(communicator: Any) -> tuple[bool, bool]:
         import gc

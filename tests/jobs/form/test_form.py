@@ -128,6 +128,7 @@ def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
         parameter_form(notebook(tmp_path, "x: Tensor = 1"))
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Path) -> None:
     path = notebook(tmp_path, "word: str = 'a'\nfast: bool = True", "print(word * 3, fast)")
