@@ -141,7 +141,7 @@ def test_the_parameters_of_scheduling_mean_what_they_mean_in_an_experiment() -> 
     assert all(parameter.help for parameter in parameters.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_scheduling_shows_the_timelines_of_all_schedules_and_what_they_hid(tmp_path: Path) -> None:
     given = {"model_options": {"widths": [64, 64]}, "batch_size": 64, "bucket_bytes": 8192}
     job = execute(NOTEBOOKS / "scheduling.ipynb", given | {"steps_per_epoch": 14}, tmp_path)
@@ -212,7 +212,7 @@ def test_the_parameters_of_compression_mean_what_they_mean_in_an_experiment() ->
     assert all(parameter.help for parameter in parameters.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: Path) -> None:
     given = SMALL | {"network": ["100Mb"], "methods": ["Int8"], "examined_compressor": TOP_K}
     given |= {"feedback_seeds": 2, "feedback_steps": 40}
@@ -578,7 +578,7 @@ def test_notebooks_on_the_virtual_clock_read_their_runs(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gossip_runs_on_ranks(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["gossip"][0]
     small = {"clock": "wall", "workers": 2, "rows": 120, "epochs": 1, "repeats": 1}
@@ -591,7 +591,7 @@ def test_gossip_runs_on_ranks(tmp_path: Path) -> None:
     assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as many bytes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -646,7 +646,7 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     assert len(re.findall(r"\*\*32 samples per step\*\*: with", told)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["inference"][0]
     with watched() as open_to_others:
