@@ -523,7 +523,7 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     assert any((one != other).any() for one, other in zip(*weights[::2], strict=True))
 
 
-@pytest.mark.battery(0, 2)
+@pytest.mark.battery(0, 1)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -612,7 +612,7 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     assert any("final accuracy" in reading for reading in readings)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["dataflow"][0]
     job = execute(NOTEBOOKS / "dataflow.ipynb", given, tmp_path)
