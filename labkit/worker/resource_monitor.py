@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Self
 
 import psutil
+
+from labkit.communicator.clock import WALL
 
 INTERVAL = 1.0  # seconds between two samples of a short training
 # A monitor keeps at most MOST samples. In a longer training, samples are further apart.
@@ -19,7 +20,8 @@ class ResourceMonitor:
     Columns of a sample: `seconds` since the start of training, `cpu_seconds` of all threads of the
     process, `memory_bytes` (resident), and `sent_bytes` and `received_bytes`. All columns but the
     memory are totals since the start, so that no sample depends on the distance to another one. The
-    traffic is that of the whole host over all network interfaces but loopback.
+    traffic is that of the whole host over all network interfaces but loopback. The samples describe
+    the machine, so `seconds` are those of the wall clock, even in a run on the virtual clock.
     """
 
     def __init__(self, interval: float = INTERVAL, most: int = MOST) -> None:
@@ -29,7 +31,7 @@ class ResourceMonitor:
         self._thread = threading.Thread(target=self._sample_often, daemon=True)
 
     def __enter__(self) -> Self:
-        self._begin = time.monotonic()
+        self._begin = WALL.now()
         self._first = self._totals()
         self._sample()
         self._thread.start()
@@ -50,7 +52,7 @@ class ResourceMonitor:
     def _sample(self) -> None:
         totals = {name: value - self._first[name] for name, value in self._totals().items()}
         memory = self._process.memory_info().rss
-        seconds = time.monotonic() - self._begin
+        seconds = WALL.now() - self._begin
         self.rows.append({"seconds": seconds, "memory_bytes": memory, **totals})
 
     def _totals(self) -> dict[str, float]:
