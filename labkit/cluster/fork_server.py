@@ -41,8 +41,8 @@ from labkit.common.canonical_json import digest
 from labkit.common.files import runtime_folder
 from labkit.communicator import mpi_library
 
-# LABKIT_FORK=0 makes each rank import TensorFlow itself; another number is the idle time in
-# seconds after which a server ends.
+# LABKIT_FORK is the idle time in seconds after which a server ends. Without it, or with 0, each
+# rank imports TensorFlow itself.
 VARIABLE, IDLE = "LABKIT_FORK", 900.0
 PID = "pid"
 NAME = b"labkit-engine"  # the name of forked engines in lists of processes
@@ -60,7 +60,7 @@ def is_usable() -> bool:
     """
     library = mpi_library.find()
     return (
-        os.environ.get(VARIABLE) != "0"
+        os.environ.get(VARIABLE, "0") != "0"
         and hasattr(os, "pidfd_open")
         and library is not None
         and library.is_open_mpi

@@ -28,7 +28,7 @@ def context(communicator: Communicator) -> tuple[str, float, int, str]:
     return name, numpy.random.rand(), mask, os.environ.get("LABKIT_KEEPER", "")
 
 
-@pytest.mark.heavy  # a cluster
+@pytest.mark.exhaustive  # needs LABKIT_FORK for the cluster of all tests
 def test_forked_ranks_have_the_context_of_their_cluster(cluster: Cluster) -> None:
     told = cluster.call(context)
     assert {name for name, *_ in told} == {fork_server.NAME.decode()}
@@ -50,7 +50,7 @@ def client(cluster: Cluster, **more: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.heavy  # a cluster
+@pytest.mark.exhaustive  # needs LABKIT_FORK for the cluster of all tests
 def test_a_client_ends_as_its_engine_and_shows_its_output(cluster: Cluster) -> None:
     process = client(cluster)
     _, errors = process.communicate(timeout=PATIENCE)
@@ -75,7 +75,7 @@ def engines() -> set[int]:
 
 
 @pytest.mark.alone  # other tests fork engines, too
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_engine_ends_with_its_client_also_while_it_is_suspended(
     cluster: Cluster, own_runtime: Path, number: signal.Signals
@@ -117,7 +117,7 @@ def test_ranks_are_not_forked_in_a_slurm_job_or_when_told(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
+    monkeypatch.setenv(fork_server.VARIABLE, "900")
     assert fork_server.is_usable()
     monkeypatch.setenv(name, "0")
     assert not fork_server.is_usable()
