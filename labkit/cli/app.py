@@ -441,6 +441,8 @@ def methods(name: str, output: Path | None, grid: Path | None) -> None:
     # In a folder without notebooks, the links point to the notebooks that labkit itself has.
     folder = Path("notebooks")
     notebooks = folder if folder.is_dir() else example_files()["tour.ipynb"].parent
+    if name and (output or grid):
+        raise click.UsageError("NAME prints methods; remove NAME, or remove -o and --map")
     if name:
         say(entries(name, notebooks), nl=False)
         return

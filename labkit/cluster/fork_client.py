@@ -53,7 +53,8 @@ def request(connection: socket.socket, arguments: list[str]) -> int:
 
 def wait(connection: socket.socket, engine: int) -> int:
     """Wait until the engine ends; return its exit code, or its signal as a negative number."""
-    watched = os.pidfd_open(engine)  # outlives a server that is killed
+    # The descriptor reports the end of the engine even if the server has been killed.
+    watched = os.pidfd_open(engine)
     for number in FORWARDED:
         signal.signal(number, lambda number, _: signal.pidfd_send_signal(watched, number))
     select.select([connection.fileno(), watched], [], [])

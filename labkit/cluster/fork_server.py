@@ -43,7 +43,7 @@ from labkit.communicator import mpi_library
 
 # LABKIT_FORK is the idle time in seconds after which a server ends. Without it, or with 0, each
 # rank imports TensorFlow itself.
-VARIABLE, IDLE = "LABKIT_FORK", 900.0
+VARIABLE = "LABKIT_FORK"
 PID = "pid"
 NAME = b"labkit-engine"  # the name of forked engines in lists of processes
 PATIENCE = 10.0  # seconds in which a client sends its request
@@ -81,12 +81,18 @@ def start() -> Path:
 
 
 def _start(folder: Path) -> None:
-    idle = os.environ.get(VARIABLE) or str(IDLE)
     # A server belongs to no cluster, so that the end of a cluster does not end it.
     environment = {k: v for k, v in os.environ.items() if k != KEEPER}
     with (folder / "log").open("wb") as log:
         subprocess.run(
-            [sys.executable, "-P", "-m", "labkit.cluster.fork_server", str(folder), idle],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "labkit.cluster.fork_server",
+                str(folder),
+                os.environ[VARIABLE],
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -98,7 +104,7 @@ def _start(folder: Path) -> None:
 
 
 def stop() -> None:
-    """End this user's servers; their engines go on."""
+    """End the fork servers of this user; the engines continue."""
     for folder in runtime_folder("fork").iterdir():
         if (folder / PID).exists() and is_held(folder / "lock"):
             os.kill(int((folder / PID).read_text()), signal.SIGTERM)

@@ -23,6 +23,8 @@ def processes(folder: Path) -> list[psutil.Process]:
             # A forked engine has the fork server's arguments and variables.
             if process.name() == fork_server.NAME.decode():
                 told = " ".join(file.path for file in process.open_files())
+            elif fork_server.__name__ in process.cmdline():
+                continue  # The server belongs to no cluster.
         except psutil.Error:
             continue
         if str(folder) in told and alive and process.pid != os.getpid():

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,9 +29,17 @@ def context(communicator: Communicator) -> tuple[str, float, int, str]:
     return name, numpy.random.rand(), mask, os.environ.get("LABKIT_KEEPER", "")
 
 
-@pytest.mark.exhaustive  # needs LABKIT_FORK for the cluster of all tests
-def test_forked_ranks_have_the_context_of_their_cluster(cluster: Cluster) -> None:
-    told = cluster.call(context)
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fork_server.VARIABLE, "900")
+        with Cluster(workers=2, name="forked") as cluster:
+            yield cluster
+
+
+@pytest.mark.exhaustive
+def test_forked_ranks_have_the_context_of_their_cluster(forked: Cluster) -> None:
+    told = forked.call(context)
     assert {name for name, *_ in told} == {fork_server.NAME.decode()}
     mask = os.umask(0)
     os.umask(mask)
@@ -38,7 +47,7 @@ def test_forked_ranks_have_the_context_of_their_cluster(cluster: Cluster) -> Non
     assert {Path(keeper).name for *_, keeper in told} == {"keeper.lock"}
 
 
-def client(cluster: Cluster, **more: str) -> subprocess.Popen[str]:
+def client(**more: str) -> subprocess.Popen[str]:
     """Start a client of the session's server; without a keeper, its engine fails at once."""
     (folder,) = {path.parent for path in runtime_folder("fork").glob(f"*/{fork_server.PID}")}
     return subprocess.Popen(
@@ -50,9 +59,9 @@ def client(cluster: Cluster, **more: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.exhaustive  # needs LABKIT_FORK for the cluster of all tests
-def test_a_client_ends_as_its_engine_and_shows_its_output(cluster: Cluster) -> None:
-    process = client(cluster)
+@pytest.mark.exhaustive
+def test_a_client_ends_as_its_engine_and_shows_its_output(forked: Cluster) -> None:
+    process = client()
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "KeyError: 'LABKIT_KEEPER'" in errors
@@ -78,12 +87,12 @@ def engines() -> set[int]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_engine_ends_with_its_client_also_while_it_is_suspended(
-    cluster: Cluster, own_runtime: Path, number: signal.Signals
+    forked: Cluster, own_runtime: Path, number: signal.Signals
 ) -> None:
     before = engines()
     lock = Lock(own_runtime / "keeper.lock")
     assert lock.acquire()
-    process = client(cluster, LABKIT_KEEPER=str(lock.path))
+    process = client(LABKIT_KEEPER=str(lock.path))
     engine = engine_of(before)
     if number == signal.SIGKILL:
         engine.suspend()
